@@ -1,0 +1,56 @@
+"""Rotary queries and keys of TransformerLens models, frequency by frequency.
+
+    import lens_rope as lr
+
+    model = lr.load_model("smollm2-135m")
+    qk = lr.capture(model, "The quick brown fox jumps over the lazy dog.")
+    d = lr.decompose(qk, layer=16, head=0)
+    print(d.at(query=10, key=0))
+
+Names are imported when they are first used, so that `import lens_rope` is quick.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lens_rope.capture import capture, read_rope
+    from lens_rope.decompose import decompose
+    from lens_rope.models import load_model
+    from lens_rope.records import RotaryCapture
+    from lens_rope.report import report
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "RotaryCapture": "lens_rope.records",
+    "capture": "lens_rope.capture",
+    "decompose": "lens_rope.decompose",
+    "load_model": "lens_rope.models",
+    "read_rope": "lens_rope.capture",
+    "report": "lens_rope.report",
+}
+
+__all__ = [
+    "RotaryCapture",
+    "__version__",
+    "capture",
+    "decompose",
+    "load_model",
+    "read_rope",
+    "report",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'lens_rope' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

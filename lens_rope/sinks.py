@@ -1,0 +1,128 @@
+"""Where attention rests: sink shares and previous-token shares of each head.
+
+The sink share of a key is the mean attention to it over the queries that can see it. A sink head
+has a key above 0.3 (definition and threshold of Gu et al. 2024, "When Attention Sink Emerges in
+Language Models", arXiv 2410.10781). The sink need not be position 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lens_rope.errors import InputError
+from lens_rope.scores import pattern_of, scores_of, soft_capped
+from lens_rope.usage import exact_mean
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+    from lens_rope.records import LayerCapture
+
+SINK_THRESHOLD = 0.3
+"""Sink share above which a head is a sink head (Gu et al. 2024)."""
+
+
+@dataclass(frozen=True, eq=False)
+class HeadShares:
+    """Where the heads of one layer rest.
+
+    Attributes:
+        layer: Index of the layer.
+        n_tokens: Number of tokens behind the numbers.
+        sink_share: `[head]` Largest sink share over the keys that count (see `head_shares`).
+        sink_position: `[head]` Position of that key.
+        previous_share: `[head]` Mean attention of a query to the token before it (queries 1 and
+            up; nan for a prompt of one token).
+    """
+
+    layer: int
+    n_tokens: int
+    sink_share: Float[np.ndarray, " head"]
+    sink_position: Int[np.ndarray, " head"]
+    previous_share: Float[np.ndarray, " head"]
+
+
+def sink_shares(record: LayerCapture, head: int) -> Float[np.ndarray, " k_pos"]:
+    """`[k_pos]` Sink share of every key: mean attention to it over the queries that see it."""
+    pattern = _pattern(record, head)
+    return (pattern.sum(axis=0) / record.visible.numpy().sum(axis=0)).astype(np.float64)
+
+
+def head_shares(record: LayerCapture) -> HeadShares:
+    """Sink and previous-token shares of one layer on one prompt, one head at a time.
+
+    A key counts as a possible sink when at least half as many queries see it as see the key that
+    most queries see. The last keys are seen by a few queries only, themselves among them, and
+    would pass for sinks.
+    """
+    seen_by = record.visible.numpy().sum(axis=0)
+    counts = seen_by >= 0.5 * seen_by.max()
+    shares, positions, previous = [], [], []
+    for head in range(record.n_heads):
+        pattern = _pattern(record, head)
+        share = np.where(counts, pattern.sum(axis=0) / seen_by, -np.inf)
+        positions.append(int(share.argmax()))
+        shares.append(share.max())
+        is_single = record.n_pos == 1
+        previous.append(np.nan if is_single else float(np.diagonal(pattern, -1).mean()))
+    return HeadShares(
+        layer=record.rope.layer,
+        n_tokens=record.n_pos,
+        sink_share=np.array(shares),
+        sink_position=np.array(positions),
+        previous_share=np.array(previous),
+    )
+
+
+def merge_shares(shares: Iterable[HeadShares]) -> HeadShares:
+    """Shares over several prompts: means weighted by tokens, whatever the order.
+
+    Each prompt has its own sink, so the position is that of the largest token-weighted share among
+    the prompts' positions (the earliest of equals). Prompts where a share is not defined are left
+    out of it.
+
+    Raises:
+        InputError: There is nothing to merge, or the layers or numbers of heads differ.
+    """
+    shares = list(shares)
+    if len({(share.layer, len(share.sink_share)) for share in shares}) != 1:
+        raise InputError("only shares of one layer with the same heads can be merged")
+    weights = [share.n_tokens for share in shares]
+    defined = [share for share in shares if share.n_tokens > 1]
+    n_heads = len(shares[0].sink_share)
+    positions = []
+    for head in range(n_heads):
+        at: dict[int, float] = {}
+        for share in sorted(shares, key=lambda s: (s.n_tokens, s.sink_share[head])):
+            position = int(share.sink_position[head])
+            at[position] = at.get(position, 0.0) + share.n_tokens * share.sink_share[head]
+        positions.append(min(at, key=lambda position: (-at[position], position)))
+    return HeadShares(
+        layer=shares[0].layer,
+        n_tokens=sum(weights),
+        sink_share=exact_mean([share.sink_share for share in shares], weights),
+        sink_position=np.array(positions),
+        previous_share=(
+            exact_mean(
+                [share.previous_share for share in defined],
+                [share.n_tokens - 1 for share in defined],
+            )
+            if defined
+            else np.full(n_heads, np.nan)
+        ),
+    )
+
+
+def _pattern(record: LayerCapture, head: int) -> Float[np.ndarray, "q_pos k_pos"]:
+    """`[q_pos, k_pos]` Attention of one head."""
+    kv_head = record.kv_head(head)
+    scores = scores_of(
+        record.q[:, head : head + 1], record.k[:, kv_head : kv_head + 1], record.rope, record.scale
+    )
+    sinks = None if record.sinks is None else record.sinks[head : head + 1]
+    capped = soft_capped(scores, record.softcap)
+    return pattern_of(capped, record.visible, sinks)[0].double().numpy()
