@@ -153,7 +153,8 @@ def _layer_capture(reading: LayerReading, rope: LayerRope, model_name: str) -> L
         k=k.float().cpu().contiguous(),
         scale=reading.scale,
         softcap=reading.softcap,
-        sinks=None if sinks is None else sinks.float().cpu(),
+        # A copy: on the CPU this is the model's own parameter.
+        sinks=None if sinks is None else sinks.to("cpu", torch.float32, copy=True),
         check=check,
     )
 

@@ -229,7 +229,7 @@ def _as_before(model: Any) -> Iterator[None]:
     modules = {id(m): m for owner in (model, root) for m in owner.modules()}.values()
     training = [(m, m.training) for m in modules]
     rotary = [
-        (m, dict(m._buffers), {k: v for k, v in vars(m).items() if isinstance(v, (int, float))})
+        _RotaryState(m)
         for m in modules
         if any("inv_freq" in name or "rotary_" in name for name in m._buffers)
     ]
@@ -240,12 +240,36 @@ def _as_before(model: Any) -> Iterator[None]:
     finally:
         for m, flag in training:
             m.training = flag
-        for m, buffers, scalars in rotary:
-            m._buffers.clear()
-            m._buffers.update(buffers)
-            for name, value in scalars.items():
-                if name != "training":
-                    setattr(m, name, value)
+        for state in rotary:
+            state.restore()
+
+
+class _RotaryState:
+    """Tables and counters of one rotary module, which hosts replace or overwrite in place."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = module
+        self._buffers = dict(module._buffers)
+        self._values = {
+            name: buffer.clone()
+            for name, buffer in self._buffers.items()
+            if buffer is not None and "inv_freq" in name
+        }
+        self._counters = {
+            name: value
+            for name, value in vars(module).items()
+            if isinstance(value, (int, float, Tensor)) and name != "training"
+        }
+
+    def restore(self) -> None:
+        self._module._buffers.clear()
+        self._module._buffers.update(self._buffers)
+        for name, value in self._values.items():
+            buffer = self._buffers[name]
+            if not torch.equal(buffer, value):
+                buffer.copy_(value)
+        for name, value in self._counters.items():
+            setattr(self._module, name, value)
 
 
 class _Hooked(_HostBase):

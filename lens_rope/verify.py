@@ -42,8 +42,8 @@ _CAUSES = {
         "and soft-cap or sinks as read; the model may use another mask or bias"
     ),
     "score": (
-        "the scores do not follow from queries, keys and scale as read; the model may rescale or "
-        "bias them after the rotation"
+        "the scores of the visible keys do not follow from queries, keys and scale as read; the "
+        "model may rescale or bias them after the rotation, or hide more keys than window {window}"
     ),
     "norm": (
         "the rotation does not keep the length of the {pairing} pairs up to the attention factor "

@@ -1,0 +1,28 @@
+"""Settings of the whole suite, and the models that several files share."""
+
+import os
+
+# The suite needs no hub, and would wait for one at every model it builds.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import pytest
+import torch
+import zoo
+
+if os.environ.get("PYTEST_XDIST_WORKER"):
+    # One thread per worker: workers that share cores spend their time waiting otherwise.
+    torch.set_num_threads(1)
+
+needs_hooked = pytest.mark.skipif(
+    zoo.HookedTransformer is None, reason="this transformer-lens has no HookedTransformer"
+)
+
+
+@pytest.fixture(params=[pytest.param("hooked", marks=needs_hooked), "bridge"])
+def host_model(request):
+    """A tiny model with a tokenizer, fresh for each test, on each host."""
+    if request.param == "bridge":
+        return zoo.bridge_of(zoo.hf_model("llama"), "llama")
+    model = zoo.hooked(n_key_value_heads=2)
+    model.set_tokenizer(zoo.tokenizer())
+    return model

@@ -1,0 +1,197 @@
+"""What was read wrongly is refused, whatever it is that was misread.
+
+Each test misreads one thing on the way from the host to the capture and expects the check that is
+meant to notice it, with the layer, the size of the error and what to do in the message.
+"""
+
+import dataclasses
+
+import pytest
+import torch
+import zoo
+
+import lens_rope.capture as capture_module
+from lens_rope.capture import capture
+from lens_rope.errors import VerificationError
+
+BRIDGE_ROUTES = {"hook_rot": "llama", "hook_cos": "phi3", "hook_cos, pattern only": "gpt-j"}
+
+
+@pytest.fixture
+def misread(monkeypatch):
+    """Replaces fields of the fitted rotation of layer 1 before it is used."""
+
+    def install(**changes):
+        fit = capture_module.fit_rope
+
+        def wrong(reading):
+            rope = fit(reading)
+            if reading.layer != 1:
+                return rope
+            values = {
+                name: value(getattr(rope, name)) if callable(value) else value
+                for name, value in changes.items()
+            }
+            return dataclasses.replace(rope, **values)
+
+        monkeypatch.setattr(capture_module, "fit_rope", wrong)
+
+    return install
+
+
+@pytest.fixture
+def misshow(monkeypatch):
+    """Replaces fields of the reading of layer 1 before it is used."""
+
+    def install(**changes):
+        host_of = capture_module.host_of
+
+        def wrong(model):
+            host = host_of(model)
+            read = host.read
+
+            def read_wrongly(token_ids, layers, visit):
+                def change(reading):
+                    if reading.layer == 1:
+                        values = {n: v(getattr(reading, n)) for n, v in changes.items()}
+                        reading = dataclasses.replace(reading, **values)
+                    visit(reading)
+
+                read(token_ids, layers, change)
+
+            host.read = read_wrongly
+            return host
+
+        monkeypatch.setattr(capture_module, "host_of", wrong)
+
+    return install
+
+
+def refusal(model, n_tokens=40):
+    with pytest.raises(VerificationError) as caught:
+        capture(model, zoo.tokens(n_tokens))
+    error = caught.value
+    assert error.layer == 1
+    assert not error.error <= error.tolerance
+    assert f"layer 1 of {model.cfg.model_name} cannot be read exactly" in str(error)
+    assert f"{error.check} error {error.error:.1e} exceeds {error.tolerance:.0e}" in str(error)
+    assert "Nothing was returned; try the other backend" in str(error)
+    return error
+
+
+def test_right_reading_passes(host_model, misread):
+    misread(pairing="half")
+    assert capture(host_model, zoo.tokens(40)).max_relative_error < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("changes", "check"),
+    [
+        ({"pairing": "adjacent"}, "norm"),
+        ({"attention_factor": 1.001}, "norm"),
+        ({"inv_freq": lambda w: w * 1.0001}, "angle"),
+        ({"inv_freq": lambda w: w**1.01}, "angle"),
+        ({"inv_freq": lambda w: w[::-1]}, "angle"),
+        ({"inv_freq": lambda w: -w}, "angle"),
+        ({"window": 12}, "pattern"),
+    ],
+    ids=["pairing", "factor", "frequency", "base", "order", "direction", "window"],
+)
+def test_misread_rotation_is_refused(host_model, misread, changes, check):
+    misread(**changes)
+    assert refusal(host_model).check == check
+
+
+def test_fewer_pairs_than_the_model_rotates_are_refused(host_model, misread):
+    half = {"inv_freq": lambda w: w[:4], "inv_freq_error": lambda e: e[:4], "rotary_dim": 8}
+    misread(**half)
+    assert refusal(host_model).check == "norm"
+
+
+@pytest.mark.parametrize("route", BRIDGE_ROUTES)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"pairing": lambda p: {"half": "adjacent", "adjacent": "half"}[p]},
+        {"attention_factor": 1.001},
+        {"inv_freq": lambda w: w * 1.001},
+    ],
+    ids=["pairing", "factor", "base"],
+)
+def test_misread_rotation_is_refused_by_every_route(misread, route, changes):
+    """Where lens_rope rotates itself, the scores notice what norm and angle cannot."""
+    misread(**changes)
+    error = refusal(zoo.bridge(BRIDGE_ROUTES[route]))
+    assert error.check in (("score", "pattern") if route != "hook_rot" else ("norm", "angle"))
+
+
+@pytest.mark.parametrize("route", BRIDGE_ROUTES)
+def test_misread_scale_is_refused(misshow, route):
+    misshow(scale=lambda scale: scale * 1.001)
+    assert refusal(zoo.bridge(BRIDGE_ROUTES[route])).check in ("score", "pattern")
+
+
+def test_misread_scale_is_refused_on_each_host(host_model, misshow):
+    misshow(scale=lambda scale: scale * 1.0001)
+    assert refusal(host_model).check == "score"
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "check"),
+    [
+        ("gemma2", {"softcap": lambda cap: cap * 1.01}, "score"),
+        ("gemma2", {"softcap": lambda cap: None}, "score"),
+        ("gpt-oss", {"sinks": lambda sinks: sinks + 0.1}, "pattern"),
+        ("gpt-oss", {"sinks": lambda sinks: None}, "pattern"),
+        ("mistral", {"window": lambda window: window - 1}, "pattern"),
+        ("mistral", {"window": lambda window: window + 1}, "score"),
+        ("mistral", {"window": lambda window: None}, "score"),
+    ],
+    ids=["cap", "no cap", "sinks", "no sinks", "narrow window", "wide window", "no window"],
+)
+def test_misread_softmax_is_refused(misshow, name, changes, check):
+    misshow(**changes)
+    assert refusal(zoo.bridge(name)).check == check
+
+
+@pytest.mark.parametrize("what", ["q", "k"])
+def test_queries_and_keys_that_are_off_are_refused(host_model, misshow, what):
+    misshow(**{what: lambda x: x * (1 + 1e-3 * torch.sin(torch.arange(x.numel()).view_as(x)))})
+    assert refusal(host_model).check == "score"
+
+
+def test_shared_key_heads_in_the_wrong_order_are_refused(host_model, misshow):
+    misshow(k=lambda k: k.flip(1))
+    assert refusal(host_model).check == "score"
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_values_that_are_not_finite_are_refused(host_model, misshow, value):
+    misshow(q=lambda q: q.index_fill(0, torch.tensor([3]), value))
+    error = refusal(host_model)
+    assert error.check == "score"
+
+
+def test_tolerance_follows_the_precision(host_model, misread):
+    host_model.to(torch.bfloat16)
+    misread(attention_factor=1.001)
+    coarse = capture(host_model, zoo.tokens(40))
+    assert coarse.model.dtype == "bfloat16"
+    assert 1e-5 < coarse.max_relative_error <= 2e-2
+    misread(attention_factor=1.1)
+    assert refusal(host_model).tolerance == 2e-2
+
+
+def test_other_precisions_are_refused(host_model):
+    from lens_rope.errors import InputError
+
+    host_model.to(torch.float64)
+    double = capture(host_model, zoo.tokens(20))
+    assert double.max_relative_error < 1e-6
+    assert double.layer(0).q.dtype == torch.float32
+    with pytest.raises(InputError, match="load it in float32, bfloat16 or float16"):
+        capture_module._layer_capture(
+            dataclasses.make_dataclass("Reading", ["q"])(torch.zeros(1, 1, 2, dtype=torch.int8)),
+            None,
+            "model",
+        )
