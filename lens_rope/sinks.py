@@ -18,7 +18,8 @@ from lens_rope.scores import pattern_of, scores_of, soft_capped
 from lens_rope.usage import exact_mean
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+    import torch
+    from jaxtyping import Bool, Float, Int
 
     from lens_rope.records import LayerCapture
 
@@ -48,8 +49,8 @@ class HeadShares:
 
 def sink_shares(record: LayerCapture, head: int) -> Float[np.ndarray, " k_pos"]:
     """`[k_pos]` Sink share of every key: mean attention to it over the queries that see it."""
-    pattern = _pattern(record, head)
-    return (pattern.sum(axis=0) / record.visible.numpy().sum(axis=0)).astype(np.float64)
+    visible = record.visible
+    return _pattern(record, head, visible).sum(axis=0) / visible.numpy().sum(axis=0)
 
 
 def head_shares(record: LayerCapture) -> HeadShares:
@@ -59,11 +60,12 @@ def head_shares(record: LayerCapture) -> HeadShares:
     most queries see. The last keys are seen by a few queries only, themselves among them, and
     would pass for sinks.
     """
-    seen_by = record.visible.numpy().sum(axis=0)
+    visible = record.visible
+    seen_by = visible.numpy().sum(axis=0)
     counts = seen_by >= 0.5 * seen_by.max()
     shares, positions, previous = [], [], []
     for head in range(record.n_heads):
-        pattern = _pattern(record, head)
+        pattern = _pattern(record, head, visible)
         share = np.where(counts, pattern.sum(axis=0) / seen_by, -np.inf)
         positions.append(int(share.argmax()))
         shares.append(share.max())
@@ -117,7 +119,9 @@ def merge_shares(shares: Iterable[HeadShares]) -> HeadShares:
     )
 
 
-def _pattern(record: LayerCapture, head: int) -> Float[np.ndarray, "q_pos k_pos"]:
+def _pattern(
+    record: LayerCapture, head: int, visible: Bool[torch.Tensor, "q_pos k_pos"]
+) -> Float[np.ndarray, "q_pos k_pos"]:
     """`[q_pos, k_pos]` Attention of one head."""
     kv_head = record.kv_head(head)
     scores = scores_of(
@@ -125,4 +129,4 @@ def _pattern(record: LayerCapture, head: int) -> Float[np.ndarray, "q_pos k_pos"
     )
     sinks = None if record.sinks is None else record.sinks[head : head + 1]
     capped = soft_capped(scores, record.softcap)
-    return pattern_of(capped, record.visible, sinks)[0].double().numpy()
+    return pattern_of(capped, visible, sinks)[0].double().numpy()

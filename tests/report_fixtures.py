@@ -1,0 +1,69 @@
+"""Hand-made captures, and models on disk, for the tests of views, report and command line."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import numpy as np
+import torch
+import zoo
+
+from lens_rope.records import LayerCapture, LayerCheck, ModelInfo, Prompt, RotaryCapture
+from lens_rope.spec import LayerRope
+
+# Everything that a page can get wrong: markup, the end of a script, quotes, white space, control
+# characters, more bytes than characters, right-to-left marks.
+HOSTILE = (
+    "</script>", "<b>", "&amp;", '"q"', "a\n\n\tb", " é", "💩", "\u202e", "", " ", "<!--", "\x00",
+    "\\u003c", "{{ 7 * 7 }}", "\u2028", "'",
+)  # fmt: skip
+
+
+def rope(layer: int, rotary_dim: int = 16, d_head: int = 16, **changes) -> LayerRope:
+    """A rotation; rotary_dim 0 is a layer without RoPE."""
+    n_pairs = rotary_dim // 2
+    inv_freq = 10000.0 ** (-np.arange(n_pairs) / max(n_pairs, 1))
+    return LayerRope(
+        **{
+            "layer": layer, "inv_freq": inv_freq, "inv_freq_error": np.zeros(n_pairs),
+            "pairing": "half", "rotary_dim": rotary_dim, "d_head": d_head,
+            "attention_factor": 1.0, "window": None, "trained_context": 256, **changes,
+        }
+    )  # fmt: skip
+
+
+def random_capture(
+    ropes: tuple[LayerRope, ...], n_pos: int = 24, tokens: tuple[str, ...] | None = None
+) -> RotaryCapture:
+    """Random queries and keys, 4 query heads on 2 key heads, with the given rotations."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = tokens or tuple(f" t{i % 7}" for i in range(n_pos))
+    records = tuple(
+        LayerCapture(
+            rope=r,
+            q=2 * torch.randn(len(tokens), 4, r.d_head, generator=generator),
+            k=torch.randn(len(tokens), 2, r.d_head, generator=generator),
+            scale=r.d_head**-0.5,
+            softcap=None,
+            sinks=None,
+            check=LayerCheck(r.layer, "hook_rot", 1e-7, 0.0, 1e-7, float("nan"), (0.0,) * 4),
+        )
+        for r in ropes
+    )
+    info = ModelInfo("tiny", len(ropes), 4, 2, ropes[0].d_head, "float32", "HookedTransformer", {})
+    prompt = Prompt("a prompt", tuple(range(len(tokens))), tokens, True)
+    return RotaryCapture(info, (prompt,), tuple(r.layer for r in ropes), (records,))
+
+
+@functools.cache
+def _written(name: str, root: str) -> Path:
+    folder = Path(root) / name
+    zoo.hf_model(name).save_pretrained(folder)
+    zoo.tokenizer().save_pretrained(folder)
+    return folder
+
+
+def saved_model(name: str, root: Path) -> Path:
+    """A tiny random model of the zoo with its tokenizer, as a Hugging Face directory."""
+    return _written(name, str(root))

@@ -1,0 +1,531 @@
+"""A report holds what the functions behind it return, in the keys that others rely on, the same
+bytes for the same input, and is written whole or not at all."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+import torch
+import zoo
+from report_fixtures import HOSTILE, random_capture, rope
+
+import lens_rope.report.gather as gather_module
+from lens_rope.capture import capture
+from lens_rope.decompose import decompose
+from lens_rope.errors import InputError, OutputError, PromptError, VerificationError
+from lens_rope.report import Report, report
+from lens_rope.report.findings import findings, notes
+from lens_rope.report.gallery import PER_REASON, RULE_ASKED, build_gallery
+from lens_rope.report.page import render, render_index
+from lens_rope.report.sample import sample_text
+from lens_rope.report.tables import tables
+from lens_rope.report.write import MARKER, check_folder, read_markers, write_index
+from lens_rope.sinks import SINK_THRESHOLD, head_shares, merge_shares
+from lens_rope.usage import merge_usage, pair_usage
+
+TEXTS = [
+    " ".join(f"t{4 + (7 * i) % 90}" for i in range(40)),
+    " ".join(f"t{4 + i % 11}" for i in range(25)),
+]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return zoo.bridge("llama")
+
+
+@pytest.fixture(scope="module")
+def done(model):
+    return report(model, TEXTS, names=["one", "two"])
+
+
+def strict(text: str) -> dict:
+    def refuse(name):
+        raise AssertionError(f"{name} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+# Numbers
+
+
+def test_a_report_adds_up_what_each_prompt_gives(model, done):
+    records = [capture(model, text).records[0] for text in TEXTS]
+    for layer in range(2):
+        usage = merge_usage([pair_usage(prompt[layer]) for prompt in records])
+        shares = merge_shares([head_shares(prompt[layer]) for prompt in records])
+        np.testing.assert_allclose(done.data.usage[layer].query, usage.query, rtol=1e-6)
+        np.testing.assert_allclose(done.data.usage[layer].key, usage.key, rtol=1e-6)
+        np.testing.assert_allclose(done.data.shares[layer].sink_share, shares.sink_share, rtol=1e-5)
+        np.testing.assert_array_equal(done.data.shares[layer].sink_position, shares.sink_position)
+        worst = max(prompt[layer].check.score for prompt in records)
+        assert done.data.checks[layer].score == pytest.approx(worst, rel=0.5)
+    assert done.data.max_relative_error < 1e-5
+
+
+def test_the_order_of_prompts_does_not_matter(model, done):
+    turned = report(model, TEXTS[::-1], names=["two", "one"])
+    for mine, other in zip(done.data.usage, turned.data.usage, strict=True):
+        np.testing.assert_array_equal(mine.key, other.key)
+    for mine, other in zip(done.data.shares, turned.data.shares, strict=True):
+        np.testing.assert_array_equal(mine.sink_share, other.sink_share)
+
+
+def test_one_prompt_is_in_memory_at_a_time(model, monkeypatch):
+    seen = []
+
+    def spy(model, prompt, *args, **kwargs):
+        assert isinstance(prompt, str)
+        seen.append(prompt)
+        return capture(model, prompt, *args, **kwargs)
+
+    monkeypatch.setattr(gather_module, "capture", spy)
+    report(model, TEXTS)
+    assert seen == TEXTS
+
+
+def test_the_model_is_left_as_it_was(host_model):
+    before = {name: value.clone() for name, value in host_model.state_dict().items()}
+    hooks = sum(len(point.fwd_hooks) for point in host_model.hook_dict.values())
+    report(host_model, TEXTS[1])
+    assert hooks == sum(len(point.fwd_hooks) for point in host_model.hook_dict.values())
+    after = host_model.state_dict()
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+
+
+def test_progress_reaches_the_end_of_every_stage(model):
+    calls = []
+    report(model, TEXTS, progress=lambda *call: calls.append(call))
+    last = {stage: (done, total) for stage, done, total in calls}
+    assert len(last) == 5  # reading and summing up of two prompts, splitting
+    assert all(done == total for done, total in last.values())
+
+
+def test_token_ids_and_the_sample_text_are_prompts_too(model):
+    ids = report(model, zoo.tokens(12))
+    assert [p.n_tokens for p in ids.data.prompts] == [12]
+    sample = report(model, max_tokens=32)
+    assert sample.data.prompts[0].name == "sample text"
+    assert sample.data.prompts[0].n_tokens == 32
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"heads": [(0, 4)]}, "head 0.4 does not exist; llama has layers 0 to 1"),
+        ({"heads": [(2, 0)]}, "head 2.0 does not exist"),
+        ({"heads": [(-1, 0)]}, "head -1.0 does not exist"),
+        ({"heads": [(0, 0)], "layers": [1]}, "layer 0 is not among the layers to read"),
+        ({"layers": [5]}, "layers [5] cannot be read"),
+        ({"names": ["one"]}, "1 names for 2 prompts"),
+    ],
+)
+def test_what_is_out_of_range_is_refused_before_the_model_runs(model, monkeypatch, kwargs, message):
+    def must_not_run(*args, **kwargs):
+        raise AssertionError("the model ran")
+
+    monkeypatch.setattr(type(model), "run_with_hooks", must_not_run)
+    monkeypatch.setattr(type(model), "forward", must_not_run)
+    with pytest.raises(InputError, match=re.escape(message)):
+        report(model, TEXTS, **kwargs)
+
+
+def test_no_prompt_is_refused(model):
+    with pytest.raises(PromptError):
+        report(model, [])
+    with pytest.raises(PromptError):
+        report(model, ["t5 t6", " "])
+
+
+# JSON
+
+
+def test_json_has_the_keys_of_the_schema(done):
+    content = strict(json.dumps(done.to_dict()))
+    assert list(content) == [
+        "schema", "lens_rope", "created", "model", "host", "prompts", "rope", "verification",
+        "usage", "sinks", "heads", "findings", "notes",
+    ]  # fmt: skip
+    assert content["schema"] == "lens-rope-report/1"
+    assert content["model"] == {
+        "name": "llama", "layers": 2, "heads": 4, "kv_heads": 2, "d_head": 16, "dtype": "float32",
+    }  # fmt: skip
+    assert content["host"]["class"] == "TransformerBridge"
+    assert {"transformer_lens", "transformers", "torch"} <= set(content["host"])
+    assert [(p["name"], p["tokens"]) for p in content["prompts"]] == [("one", 41), ("two", 26)]
+    assert [len(entry["inv_freq"]) for entry in content["rope"]] == [8, 8]
+    np.testing.assert_allclose(
+        content["rope"][0]["inv_freq"], 1e4 ** (-np.arange(8) / 8), rtol=1e-6
+    )
+    layers = content["verification"]["layers"]
+    assert content["verification"]["max_relative_error"] == max(e["relative_error"] for e in layers)
+    assert [(e["layer"], len(e["query"]), len(e["key"])) for e in content["usage"]] == [
+        (0, 8, 8), (1, 8, 8),
+    ]  # fmt: skip
+    assert len(content["heads"]) == 8
+    above = {(h["layer"], h["head"]) for h in content["heads"] if h["sink_share"] > SINK_THRESHOLD}
+    assert {(h["layer"], h["head"]) for h in content["sinks"]["heads"]} == above
+    assert content["sinks"]["threshold"] == 0.3
+    assert content["findings"] == list(done.data.findings)
+
+
+def test_a_value_that_does_not_exist_is_null(model):
+    content = strict(json.dumps(report(model, "t5", layers=[0]).to_dict()))
+    assert [len(p) for p in content["heads"]] == [4] * 4
+    ids = report(model, torch.tensor([5]))
+    content = strict(json.dumps(ids.to_dict(), allow_nan=False))
+    assert {h["previous_share"] for h in content["heads"]} == {None}
+
+
+def test_every_table_has_its_rows(done):
+    frames = tables(done.data)
+    assert {name: len(frame) for name, frame in frames.items() if "gallery" not in name} == {
+        "prompts": 2, "verification": 2, "rope": 16, "usage": 16, "heads": 8,
+    }  # fmt: skip
+    gallery = {(head.layer, head.head) for head in done.data.gallery}
+    for name in ("gallery_by_pair", "gallery_by_distance"):
+        assert set(zip(frames[name]["layer"], frames[name]["head"], strict=True)) == gallery
+    shares = frames["gallery_by_pair"].groupby(["layer", "head"])["share"].sum()
+    np.testing.assert_allclose(shares, 1, atol=1e-6)
+
+
+# Gallery
+
+
+def test_the_gallery_holds_the_leaders_of_each_reason():
+    qk = random_capture(tuple(rope(layer) for layer in range(6)), n_pos=30)
+    shares = [head_shares(record) for record in qk.records[0]]
+    gallery, _ = build_gallery(qk, shares, None)
+    where = [(head.layer, head.head) for head in gallery]
+    assert len(where) == len(set(where)) == 3 * PER_REASON
+    sink = np.array([entry.sink_share for entry in shares])
+    assert where[0] == np.unravel_index(sink.argmax(), sink.shape)
+    assert gallery[0].reasons[0].startswith("sink: gives")
+    assert where[0][0] != where[1][0]
+    previous = np.array([entry.previous_share for entry in shares])
+    for taken in where[:2]:
+        previous[taken] = -1
+    assert where[2] == np.unravel_index(previous.argmax(), previous.shape)
+    single = np.array(
+        [[decompose(qk, layer, h).by_pair().share.max() for h in range(4)] for layer in range(6)]
+    )
+    for taken in where[:4]:
+        single[taken] = -1
+    assert where[4] == np.unravel_index(single.argmax(), single.shape)
+
+
+def test_heads_that_were_asked_for_are_shown_in_that_order(model):
+    data = report(model, TEXTS, heads=[(1, 3), (0, 0)]).data
+    assert [(head.layer, head.head, head.kv_head) for head in data.gallery] == [(1, 3, 1), (0, 0, 0)]
+    assert data.gallery_rule == RULE_ASKED
+    split = decompose(capture(model, TEXTS[0]), 1, 3)
+    np.testing.assert_allclose(data.gallery[0].pattern, split.pattern(), atol=1e-6)
+    np.testing.assert_allclose(data.gallery[0].by_pair.share, split.by_pair().share, atol=1e-6)
+
+
+def test_the_gallery_shows_a_window_of_at_most_64_tokens(model):
+    data = report(model, " ".join(["t5", "t6", "t9"] * 30), heads=[(0, 0)]).data
+    head = data.gallery[0]
+    assert len(head.tokens) == 64
+    assert head.pattern.shape == (64, 64)
+    assert head.n_tokens == 91
+    assert "The first 64 of 91 tokens." in Report(data).html()
+
+
+# Findings
+
+
+def test_findings_quote_the_numbers(done):
+    text = "\n".join(done.data.findings)
+    assert f"within {done.data.max_relative_error:.1e}" in text
+    ropes, usage = done.data.rope.layers, done.data.usage
+    partial = sum((r.cycles < 1).sum() for r in ropes) / sum(r.n_pairs for r in ropes)
+    key = sum(u.key[r.cycles < 1].sum() for r, u in zip(ropes, usage, strict=True)) / sum(
+        u.key.sum() for u in usage
+    )
+    assert f"{partial:.0%} of all pairs" in text
+    assert f"{key:.0%} of key magnitude" in text
+
+
+def changed(done, **changes):
+    return dataclasses.replace(done.data, **changes)
+
+
+def test_findings_follow_the_sinks(done):
+    def with_sinks(share, position):
+        return [
+            dataclasses.replace(
+                entry, sink_share=np.array(share, float), sink_position=np.array(position)
+            )
+            for entry in done.data.shares
+        ]
+
+    def sentence(shares, bos=True):
+        prompts = tuple(dataclasses.replace(p, starts_with_bos=bos) for p in done.data.prompts)
+        data = changed(done, shares=tuple(shares), prompts=prompts)
+        return next(f for f in findings(data) if "ttention sinks" in f)
+
+    none = with_sinks([0.1] * 4, [0] * 4)
+    assert sentence(none) == (
+        "No attention sinks: none of 8 heads gives more than 30% of its attention to any one key."
+    )
+    all_bos = [none[0], with_sinks([0.9, 0.2, 0.2, 0.4], [0, 0, 0, 0])[1]]
+    assert sentence(all_bos) == (
+        "Attention sinks: 2 of 8 heads (25%) give more than 30% of their attention to one key, "
+        "always the first token (BOS); the first such head is in layer 1."
+    )
+    assert "always the first token (not BOS);" in sentence(all_bos, bos=False)
+    assert "always the first token;" in sentence(all_bos, bos=None)
+    mixed = with_sinks([0.9, 0.2, 0.2, 0.4], [0, 0, 0, 5])
+    assert "2 to the first token (BOS), from layer 0 on, and 2 to a key elsewhere, most often " in (
+        sentence(mixed)
+    )
+    assert "position 5" in sentence(mixed)
+
+
+def test_notes_say_what_a_reader_must_know(model, done):
+    assert done.data.notes == ()
+    cut = report(model, TEXTS, max_tokens=30, names=["one", "two"], layers=[1])
+    assert cut.data.notes == (
+        "One was cut: the first 30 of 41 tokens were read.",
+        "Only layers 1 of 2 were read.",
+    )
+    both = report(model, TEXTS, max_tokens=10)
+    assert "2 of 2 prompts were cut to 10 tokens; together they had 67." in both.data.notes
+    half = notes(changed(done, tolerance=2e-2, same_rope=False))
+    assert any("verified to 2e-02 only" in note for note in half)
+    assert any("differs between prompts" in note for note in half)
+
+
+def test_prompts_of_different_rotation_are_noticed():
+    model = zoo.bridge("dynamic")
+    long = " ".join(f"t{4 + i % 60}" for i in range(60))
+    assert report(model, ["t5 t6 t7 t8 t9 t10 t11 t12", "t5 t6 t7 t8 t9 t10"]).data.same_rope
+    assert not report(model, ["t5 t6 t7 t8 t9 t10 t11 t12", long]).data.same_rope
+
+
+def test_an_unread_model_gives_no_report(model, monkeypatch):
+    def fail(*args, **kwargs):
+        raise VerificationError("off", layer=1, check="score", error=1.0, tolerance=1e-5)
+
+    monkeypatch.setattr(gather_module, "capture", fail)
+    with pytest.raises(VerificationError):
+        report(model, TEXTS)
+
+
+# The page
+
+
+def test_the_page_loads_nothing(done):
+    page = done.html()
+    without_scripts = re.sub(r"<script.*?</script>", "", page, flags=re.S)
+    assert not re.search(r"""(src|href)=["']?(https?:)?//(?!arxiv)""", without_scripts)
+    assert not re.search(r"@import|url\(", without_scripts)
+    assert "default-src 'none'" in page
+    assert page.count("var CircuitsVis=") == 1
+    assert page.count("plotly.js v") == 1
+    assert len(page.encode()) < 15e6
+
+
+def test_headings_are_in_order_and_figures_have_labels(done):
+    body = re.sub(r"<script.*?</script>", "", done.html(), flags=re.S)
+    levels = [int(level) for level in re.findall(r"<h(\d)", body)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(b - a <= 1 for a, b in zip(levels, levels[1:], strict=False))
+    plots = re.findall(r'<div class="(?:plot|cv)[^>]*>', body)
+    assert len(plots) >= 8
+    assert all(re.search(r'role="img" aria-label="[^"]{15,}"', plot) for plot in plots)
+    ids = re.findall(r' id="([^"]+)"', done.html())
+    assert len(ids) == len(set(ids))
+    for target in re.findall(r'href="#([^"]+)"', body):
+        assert target in ids
+
+
+def test_hostile_names_and_tokens_are_text(done):
+    qk = random_capture(tuple(rope(i) for i in range(2)), tokens=HOSTILE)
+    gallery, _ = build_gallery(qk, [head_shares(r) for r in qk.records[0]], [(0, 1)])
+    name = '</title><script>alert(1)</script>{{ 7 * 7 }}"'
+    prompt = dataclasses.replace(
+        done.data.prompts[0], name=name, n_tokens=len(HOSTILE), token_texts=HOSTILE
+    )
+    data = changed(
+        done,
+        gallery=gallery,
+        prompts=(prompt,),
+        model=dataclasses.replace(done.data.model, name=name),
+        findings=(f"{name}: {name}",),
+        notes=(name,),
+    )
+    page = render(data)
+    assert "<script>alert" not in page
+    assert "{{ 7 * 7 }}" in page
+    assert page.count("<script") == page.count("</script>")
+    embedded = re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', page, flags=re.S)
+    shown = [strict(text) for text in embedded]
+    assert any(
+        "</script>" in entry.get("props", {}).get("tokens", ()) for entry in shown
+    )
+
+
+def test_the_same_input_gives_the_same_bytes(model, monkeypatch):
+    def made(moment):
+        monkeypatch.setenv("SOURCE_DATE_EPOCH", moment)
+        result = report(model, TEXTS)
+        return result.html(), json.dumps(result.to_dict())
+
+    first, again, later = made("1000"), made("1000"), made("2000")
+    assert first == again
+    for one, other in zip(first, later, strict=True):
+        assert one != other
+        assert one.replace("1970-01-01T00:16:40Z", "1970-01-01T00:33:20Z") == other
+
+
+def test_a_layer_without_rope_is_shown_as_such():
+    page = report(zoo.bridge("smollm3"), TEXTS[1]).html()
+    assert "no RoPE" in page
+    assert "Layers differ in their rotation." in page
+
+
+# Writing
+
+
+def names(folder):
+    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+
+
+def test_save_writes_the_files(done, tmp_path):
+    folder = done.save(tmp_path / "a" / "b")
+    assert folder == tmp_path / "a" / "b"
+    assert names(folder) == sorted(
+        [MARKER, "report.html", "report.json", *(f"tables/{n}.csv" for n in tables(done.data))]
+    )
+    assert strict((folder / "report.json").read_text("utf-8")) == json.loads(
+        json.dumps(done.to_dict())
+    )
+    with (folder / "tables" / "heads.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 8
+    assert float(rows[5]["sink_share"]) == pytest.approx(done.data.shares[1].sink_share[1])
+    assert (folder.stat().st_mode & 0o077) == (tmp_path / "a").stat().st_mode & 0o077
+    assert names(tmp_path) == [f"a/b/{name}" for name in names(folder)]
+
+
+def test_save_replaces_an_earlier_report(done, tmp_path):
+    done.save(tmp_path / "r")
+    (tmp_path / "r" / "stale.txt").write_text("old")
+    done.save(tmp_path / "r", formats=["json"])
+    assert names(tmp_path / "r") == [MARKER, "report.json"]
+    assert [p.name for p in tmp_path.iterdir()] == ["r"]
+
+
+def test_save_takes_a_new_or_an_empty_folder(done, tmp_path):
+    (tmp_path / "empty").mkdir()
+    done.save(tmp_path / "empty", formats=["json"])
+    assert names(tmp_path / "empty") == [MARKER, "report.json"]
+
+
+def test_save_leaves_alone_what_is_not_a_report(done, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("precious")
+    (tmp_path / "file").write_text("precious")
+    for target, message in [("mine", "is not a lens-rope report"), ("file", "is a file")]:
+        with pytest.raises(OutputError, match=message):
+            done.save(tmp_path / target)
+        with pytest.raises(OutputError, match=message):
+            check_folder(tmp_path / target)
+    with pytest.raises(OutputError, match="cannot write"):
+        done.save(tmp_path / "file" / "below")
+    assert names(tmp_path) == ["file", "mine/thesis.tex"]
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_a_failed_write_leaves_the_earlier_report_and_nothing_else(
+    done, tmp_path, monkeypatch, error
+):
+    done.save(tmp_path / "r", formats=["json"])
+    before = (tmp_path / "r" / "report.json").read_bytes()
+    import pathlib
+
+    write = pathlib.Path.write_text
+
+    def full(self, text, *args, **kwargs):
+        if self.name == "report.json":
+            write(self, text[:100], *args, **kwargs)
+            raise error
+        return write(self, text, *args, **kwargs)
+
+    monkeypatch.setattr(pathlib.Path, "write_text", full)
+    expected = OutputError if isinstance(error, OSError) else KeyboardInterrupt
+    with pytest.raises(expected):
+        done.save(tmp_path / "r")
+    with pytest.raises(expected):
+        done.save(tmp_path / "new" / "r")
+    monkeypatch.undo()
+    assert (tmp_path / "r" / "report.json").read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["r"]
+
+
+def test_a_failed_rename_puts_the_earlier_report_back(done, tmp_path, monkeypatch):
+    import os
+
+    done.save(tmp_path / "r", formats=["json"])
+    rename = os.rename
+    target = str(tmp_path / "r")
+
+    def refuse(source, destination):
+        if str(destination) == target and "old" not in str(source):
+            raise OSError(13, "Permission denied")
+        rename(source, destination)
+
+    monkeypatch.setattr(os, "rename", refuse)
+    with pytest.raises(OutputError, match="permission denied"):
+        done.save(tmp_path / "r")
+    assert names(tmp_path) == [f"r/{MARKER}", "r/report.json"]
+
+
+def test_check_folder_leaves_no_trace(tmp_path):
+    check_folder(tmp_path / "a" / "b")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_unknown_formats_are_refused(done, tmp_path):
+    with pytest.raises(InputError, match="pdf"):
+        done.save(tmp_path / "r", formats=["pdf"])
+    with pytest.raises(InputError, match="none"):
+        done.save(tmp_path / "r", formats=[])
+
+
+def test_the_index_links_every_report_in_the_folder(done, tmp_path):
+    done.save(tmp_path / "a&b", formats=["html"])
+    done.save(tmp_path / "plain", formats=["json"])
+    entries = read_markers(tmp_path)
+    assert [folder for folder, _ in entries] == ["a&b", "plain"]
+    page = render_index(entries, [("broken", "no <such> model")])
+    assert 'href="a%26b/report.html"' in page
+    assert 'href="plain/report.json"' in page
+    assert "plain/report.html" not in page
+    assert "no &lt;such&gt; model" in page
+    path = write_index(tmp_path, page)
+    assert path.read_text("utf-8") == page
+    write_index(tmp_path, page)  # our own index is replaced
+    path.write_text("<h1>My homepage</h1>")
+    with pytest.raises(OutputError, match="left alone"):
+        write_index(tmp_path, page)
+    assert path.read_text() == "<h1>My homepage</h1>"
+
+
+def test_the_sample_text_has_what_heads_look_for():
+    text = sample_text()
+    assert 500 < len(text.split()) < 700
+    assert text.count("Mirela Oskarsdottir") > 5
+    lines = [line for line in text.splitlines() if re.match(r"\d\. ", line)]
+    assert lines[: len(lines) // 2] == lines[len(lines) // 2 :]  # the list comes back
+    assert any(ord(char) > 127 for char in text)
+    assert not math.isclose(len(text), len(text.encode()))
