@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from einops import rearrange, repeat
 
 from lens_rope.rotation import to_pairs
 
@@ -52,9 +53,9 @@ def scores_of(
         scale: What query-key products are multiplied by.
     """
     groups = q.shape[1] // k.shape[1]
-    z_q, rest_q = (x.transpose(0, 1) for x in to_pairs(q, rope))
+    z_q, rest_q = (rearrange(x, "pos head c -> head pos c") for x in to_pairs(q, rope))
     z_k, rest_k = (
-        x.transpose(0, 1).repeat_interleave(groups, dim=0) for x in to_pairs(k, rope)
+        repeat(x, "pos kv c -> (kv groups) pos c", groups=groups) for x in to_pairs(k, rope)
     )
     # Re(z_q conj(z_k)) = re re + im im: two real products instead of a complex one.
     scores = z_q.real @ z_k.real.mT + z_q.imag @ z_k.imag.mT + rest_q @ rest_k.mT
