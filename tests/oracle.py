@@ -278,9 +278,7 @@ EXPECTED: dict[str, Expected] = {
     # modeling_gemma2: scaling is query_pre_attn_scalar ** -0.5; even layers slide.
     "gemma2": Expected(_plain(), scale=24**-0.5, softcap=2.0, windows=(16, None)),
     # configuration_gemma3: five sliding layers of base 1e4, then one global of base 1e6.
-    "gemma3": Expected(
-        (_LOCAL,) * 5 + (_GLOBAL,), scale=24**-0.5, windows=(16,) * 5 + (None,)
-    ),
+    "gemma3": Expected((_LOCAL,) * 5 + (_GLOBAL,), scale=24**-0.5, windows=(16,) * 5 + (None,)),
     # modeling_phi: the first head_dim * partial_rotary_factor (0.5) components, in halves.
     "phi": Expected(_plain(8), rotary_dim=8),
     "phi3": Expected(_plain()),
@@ -293,6 +291,8 @@ EXPECTED: dict[str, Expected] = {
     # modeling_stablelm: the first head_dim * 0.25 components, in halves.
     "stablelm": Expected(_plain(4), rotary_dim=4),
     "stablelm-qk-norm": Expected(_plain(4), rotary_dim=4),
+    # modeling_olmo: clip_qkv clamps queries, keys and values before the rotation in halves.
+    "olmo-clip": Expected(_plain()),
     "olmo2": Expected(_plain()),
     # modeling_gpt_oss: torch.chunk(x, 2) is halves; YaRN of base 1.5e5, factor 32 over 4096
     # tokens without truncation; even layers slide.

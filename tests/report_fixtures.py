@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from pathlib import Path
 
@@ -10,7 +11,12 @@ import torch
 import zoo
 
 from lens_rope.records import LayerCapture, LayerCheck, ModelInfo, Prompt, RotaryCapture
+from lens_rope.report.data import PromptSummary, ReportData
+from lens_rope.report.findings import findings, notes
+from lens_rope.report.gallery import build_gallery
+from lens_rope.sinks import SINK_THRESHOLD, head_shares
 from lens_rope.spec import LayerRope
+from lens_rope.usage import pair_usage
 
 # Everything that a page can get wrong: markup, the end of a script, quotes, white space, control
 # characters, more bytes than characters, right-to-left marks.
@@ -67,3 +73,20 @@ def _written(name: str, root: str) -> Path:
 def saved_model(name: str, root: Path) -> Path:
     """A tiny random model of the zoo with its tokenizer, as a Hugging Face directory."""
     return _written(name, str(root))
+
+
+def report_data(qk: RotaryCapture, heads: tuple[tuple[int, int], ...] | None = None) -> ReportData:
+    """A report on a capture, without a model."""
+    shares = tuple(head_shares(record) for record in qk.records[0])
+    gallery, rule = build_gallery(qk, shares, heads)
+    prompt = qk.prompts[0]
+    data = ReportData(
+        version="0", created="2000-01-01T00:00:00Z", model=qk.model,
+        prompts=(PromptSummary(prompt.name, len(prompt), None, True, prompt.tokens),),
+        rope=qk.rope(), same_rope=True,
+        checks=tuple(record.check for record in qk.records[0]), tolerance=1e-5,
+        usage=tuple(pair_usage(record) for record in qk.records[0]),
+        shares=shares, threshold=SINK_THRESHOLD, gallery=gallery, gallery_rule=rule,
+        findings=(), notes=(),
+    )  # fmt: skip
+    return dataclasses.replace(data, findings=findings(data), notes=notes(data))

@@ -3,9 +3,11 @@ value is drawn as missing, and no token can break a page or look like another.""
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
+from html.parser import HTMLParser
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from lens_rope.decompose import decompose
 from lens_rope.errors import InputError
 from lens_rope.sinks import SINK_THRESHOLD, head_shares
 from lens_rope.usage import pair_usage
-from lens_rope.views import figures
+from lens_rope.views import figures, rope_figures
 from lens_rope.views.colors import SCALES, pair_color
 from lens_rope.views.head_figures import distance_curves, pair_bars, strongest_pairs
 from lens_rope.views.heads import (
@@ -78,7 +80,7 @@ def test_different_tokens_look_different():
 
 
 def test_html_of_a_token_holds_no_markup():
-    assert display_html('<b> &"\'') == "&lt;b&gt;·&amp;&quot;&#x27;"
+    assert display_html("<b> &\"'") == "&lt;b&gt;·&amp;&quot;&#x27;"
 
 
 # CircuitsVis
@@ -142,9 +144,35 @@ def test_json_of_a_view_cannot_leave_its_script_element():
         script_json(math.nan)
 
 
+def test_coloured_tokens_cannot_open_a_tag_or_an_entity():
+    """CircuitsVis sets them as inner HTML."""
+    tokens = [*HOSTILE, "<img src=x onerror=alert(1)>", "</b>", "<!x", "&lt", "&#60;", "<<a"]
+    shown = received_view(np.zeros(len(tokens)), tokens).props["tokens"]
+
+    class Reader(HTMLParser):
+        text = ""
+
+        def handle_data(self, data):
+            self.text += data
+
+        def handle_starttag(self, tag, attrs):
+            raise AssertionError(tag)
+
+        handle_endtag = handle_comment = handle_decl = handle_pi = handle_starttag
+
+    for token, text in zip(tokens, shown, strict=True):
+        reader = Reader(convert_charrefs=True)
+        reader.feed(text)
+        reader.close()
+        assert reader.text == text
+        assert text.replace("\u2060", "") == display_text(token)
+
+
 def test_circuitsvis_bundle_is_safe_and_alone():
     code = circuitsvis_js()
+    # Neither ends the script element nor, as `<!--` before `<script` would, keeps it from ending.
     assert "</script" not in code.lower()
+    assert "<!--" not in code
     assert "sourceMappingURL" not in code
     assert code.endswith("})();")
     assert len(code) > 1_000_000
@@ -169,7 +197,7 @@ def test_a_pair_has_one_colour_and_neighbours_differ():
     def rgb(color):
         return np.array([int(color[i : i + 2], 16) for i in (1, 3, 5)])
 
-    near = [np.abs(rgb(a) - rgb(b)).sum() for a, b in zip(colors, colors[1:], strict=False)]
+    near = [np.abs(rgb(a) - rgb(b)).sum() for a, b in itertools.pairwise(colors)]
     assert min(near) > 80
 
 
@@ -214,9 +242,7 @@ def test_relative_usage_is_centred_on_the_layers_median(usage):
     assert axis.cmin == -axis.cmax
     assert axis.cmid == 0
     both = np.sqrt(usage[0].query * usage[0].key)
-    np.testing.assert_allclose(
-        2 ** values_of(fig.data[0])[0], both / np.median(both), rtol=1e-5
-    )
+    np.testing.assert_allclose(2 ** values_of(fig.data[0])[0], both / np.median(both), rtol=1e-5)
     assert fig.layout.meta["scales"] == {"coloraxis": "diverging"}
 
 
@@ -246,30 +272,30 @@ def test_share_map_marks_the_heads_above_the_threshold(shares):
 
 
 def test_cycles_are_those_of_the_rotation():
-    fig = figures.cycles_curve(MIXED)
+    fig = rope_figures.cycles_curve(MIXED)
     curves = {trace.name: trace for trace in fig.data}
     assert set(curves) == {"layers 0", "layers 1", "layers 3"}
     np.testing.assert_allclose(curves["layers 3"].y, MIXED[3].cycles, rtol=1e-6)
     assert fig.layout.yaxis.type == "log"
     assert list(curves["layers 0"].marker.color) == [pair_color(i) for i in range(8)]
-    z = values_of(figures.cycles_map(MIXED).data[0])
+    z = values_of(rope_figures.cycles_map(MIXED).data[0])
     np.testing.assert_allclose(10 ** z[0], MIXED[0].cycles, rtol=1e-5)
 
 
 def test_layers_that_rotate_alike_are_one_group():
     ropes = (rope(0), rope(1), rope(2, window=16), rope(3), rope(4, attention_factor=1.2))
-    assert [layers for layers, _ in figures.rope_groups(ropes)] == ["0-1, 3", "2", "4"]
+    assert [layers for layers, _ in rope_figures.rope_groups(ropes)] == ["0-1, 3", "2", "4"]
 
 
 def test_rotation_strips_are_the_mean_cosine_of_each_bin():
     r = rope(0)
-    fig = figures.rotation_strips(r, n_bins=12)
+    fig = rope_figures.rotation_strips(r, n_bins=12)
     edges = np.geomspace(1, r.context, 13)
-    fine = [np.linspace(a, b, 20001) for a, b in zip(edges, edges[1:], strict=False)]
+    fine = [np.linspace(a, b, 20001) for a, b in itertools.pairwise(edges)]
     expected = [[np.cos(w * x).mean() for x in fine] for w in r.inv_freq]
     np.testing.assert_allclose(values_of(fig.data[0]), expected, atol=1e-3)
     with pytest.raises(InputError, match="no rotary pairs"):
-        figures.rotation_strips(rope(0, rotary_dim=0))
+        rope_figures.rotation_strips(rope(0, rotary_dim=0))
 
 
 def test_bars_and_curves_are_the_decomposition(qk):
@@ -315,9 +341,9 @@ def test_every_figure_says_what_it_is_and_follows_the_page(qk, usage, shares):
     for fig in (
         figures.usage_map(MIXED, usage, "key"),
         figures.share_map(shares, "previous"),
-        figures.cycles_curve(MIXED),
-        figures.cycles_map(MIXED),
-        figures.rotation_strips(MIXED[0]),
+        rope_figures.cycles_curve(MIXED),
+        rope_figures.cycles_map(MIXED),
+        rope_figures.rotation_strips(MIXED[0]),
         figures.verification_dots([record.check for record in qk.records[0]], 1e-5),
     ):
         assert len(fig.layout.meta["label"]) > 20
@@ -344,8 +370,13 @@ def test_numbers(value, text):
     assert number(value) == text
 
 
-def test_percent_never_rounds_to_all_or_nothing():
-    assert [percent(x) for x in (0, 0.004, 0.5, 0.996, 1)] == ["0%", "0.4%", "50%", "99.6%", "100%"]
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [(0, "0%"), (1e-5, "under 0.1%"), (0.004, "0.4%"), (0.5, "50%"), (0.996, "99.6%"),
+     (0.9999, "over 99.9%"), (1, "100%")],
+)  # fmt: skip
+def test_percent_never_rounds_to_all_or_nothing(share, text):
+    assert percent(share) == text
 
 
 def test_ranges():

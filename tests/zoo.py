@@ -25,36 +25,35 @@ except ImportError:  # transformer-lens 4 has only the bridge
 
 VOCAB = 128
 GAIN = 8.0
+HOOKED_GAIN = 2.5  # its initialisation is larger
 CONTEXT = 128
 
-_BASE = dict(
-    vocab_size=VOCAB,
-    hidden_size=64,
-    intermediate_size=96,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    max_position_embeddings=CONTEXT,
-    pad_token_id=0,
-    bos_token_id=1,
-    eos_token_id=2,
-)
-_DEEPSEEK = dict(
-    num_key_value_heads=4,
-    q_lora_rank=24,
-    kv_lora_rank=16,
-    qk_rope_head_dim=8,
-    qk_nope_head_dim=8,
-    v_head_dim=16,
-    n_routed_experts=4,
-    num_experts_per_tok=2,
-    first_k_dense_replace=1,
-    moe_intermediate_size=32,
-    n_group=1,
-    topk_group=1,
-)
-_MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
-_VISION = dict(depth=1, hidden_size=32, num_heads=2)
+_BASE = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": CONTEXT,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_DEEPSEEK = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 16,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 32,
+    "n_group": 1,
+    "topk_group": 1,
+}
 
 LONGROPE_SHORT = [1.0 + 0.1 * i for i in range(8)]
 LONGROPE_LONG = [2.0 + i for i in range(8)]
@@ -144,6 +143,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     ),
     "stablelm": _config(hf.StableLmConfig),
     "stablelm-qk-norm": _config(hf.StableLmConfig, qk_layernorm=True),
+    "olmo-clip": _config(hf.OlmoConfig, clip_qkv=2.0),
     "olmo2": _config(hf.Olmo2Config),
     "gpt-oss": _config(
         hf.GptOssConfig,
@@ -226,25 +226,25 @@ def bridge(name: str) -> TransformerBridge:
 def hooked(seed: int = 0, **overrides: Any) -> HookedTransformer:
     """A `HookedTransformer` from its configuration alone, with 16 components per head."""
     torch.manual_seed(seed)
-    values: dict[str, Any] = dict(
-        n_layers=2,
-        d_model=64,
-        n_ctx=CONTEXT,
-        d_head=16,
-        n_heads=4,
-        d_vocab=VOCAB,
-        d_mlp=96,
-        act_fn="silu",
-        gated_mlp=True,
-        normalization_type="RMS",
-        positional_embedding_type="rotary",
-        rotary_dim=16,
-    )
+    values: dict[str, Any] = {
+        "n_layers": 2,
+        "d_model": 64,
+        "n_ctx": CONTEXT,
+        "d_head": 16,
+        "n_heads": 4,
+        "d_vocab": VOCAB,
+        "d_mlp": 96,
+        "act_fn": "silu",
+        "gated_mlp": True,
+        "normalization_type": "RMS",
+        "positional_embedding_type": "rotary",
+        "rotary_dim": 16,
+    }
     model = HookedTransformer(HookedTransformerConfig(**{**values, **overrides}))
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             if key.endswith(("W_Q", "W_K")):
-                parameter.mul_(GAIN)
+                parameter.mul_(HOOKED_GAIN)
             elif key.endswith((".w", "b_Q", "b_K", "sinks")):
                 parameter.add_(0.3 * torch.randn(parameter.shape))
     return model.eval()

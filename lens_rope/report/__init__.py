@@ -1,0 +1,130 @@
+"""The report: one model on some prompts, as one page, one JSON file and tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from lens_rope.errors import InputError
+from lens_rope.report.data import ReportData
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    import torch
+    from jaxtyping import Int
+
+    from lens_rope.report.gather import Progress
+
+Format = Literal["html", "json", "csv"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """A finished report.
+
+    Attributes:
+        data: The numbers, and the sentences computed from them.
+    """
+
+    data: ReportData
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of `report.json` as plain values; `schema` names its version."""
+        from lens_rope.report.schema import to_dict
+
+        return to_dict(self.data)
+
+    def html(self) -> str:
+        """The page: one HTML document that loads nothing from anywhere."""
+        from lens_rope.report.page import render
+
+        return render(self.data)
+
+    def save(self, folder: str | Path, *, formats: Sequence[Format] = FORMATS) -> Path:
+        """Writes `report.html`, `report.json` and `tables/*.csv` into a folder.
+
+        Everything is written beside the folder first and moved into place when it is whole. A
+        report that is already there is replaced.
+
+        Args:
+            folder: Where to write; a new or empty folder, or an earlier report.
+            formats: What to write.
+
+        Returns:
+            The folder.
+
+        Raises:
+            InputError: A format is unknown, or none was given.
+            OutputError: The folder holds something else, or cannot be written.
+        """
+        from lens_rope.report.schema import to_json
+        from lens_rope.report.tables import tables, to_csv
+        from lens_rope.report.write import write_report
+
+        unknown = [name for name in formats if name not in FORMATS]
+        if unknown or not formats:
+            raise InputError(f"formats are {', '.join(FORMATS)}; not {unknown or 'none'}")
+        files: dict[str, str] = {}
+        if "html" in formats:
+            files["report.html"] = self.html()
+        if "json" in formats:
+            files["report.json"] = to_json(self.data)
+        if "csv" in formats:
+            for name, frame in tables(self.data).items():
+                files[f"tables/{name}.csv"] = to_csv(frame)
+        return write_report(folder, files, self.data)
+
+    def __repr__(self) -> str:
+        """Model, prompts and findings."""
+        tokens = ", ".join(f"{p.name} ({p.n_tokens} tokens)" for p in self.data.prompts)
+        lines = [f"Report on {self.data.model.name}: {tokens}", *self.data.findings]
+        return "\n  ".join(lines + list(self.data.notes))
+
+
+def report(
+    model: Any,
+    prompts: str | Sequence[str] | Int[torch.Tensor, "batch pos"] | None = None,
+    *,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[tuple[int, int]] | None = None,
+    max_tokens: int | None = None,
+    names: Sequence[str] | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """Reads a model on some prompts and reports how it uses its rotary frequencies.
+
+    Args:
+        model: A `HookedTransformer` or `TransformerBridge`. It is left as it was.
+        prompts: A text, several texts, token ids `[pos]` or `[batch, pos]`, or None for the sample
+            text that ships with the package. Statistics are over all tokens of all prompts; the
+            head gallery shows the first.
+        layers: Layers to read; None reads all.
+        heads: (layer, head) to show in the gallery; None chooses the most telling ones.
+        max_tokens: Cut longer prompts to this many tokens.
+        names: A name per prompt.
+        progress: Called as `progress(stage, done, total)`.
+
+    Returns:
+        The report; nothing is written until `save`.
+
+    Raises:
+        InputError: A layer, head or other argument is out of range.
+        PromptError: A prompt is empty or longer than the model's context.
+        UnsupportedModelError: The model has no RoPE, or cannot be read.
+        VerificationError: What was read does not reproduce the model's scores.
+    """
+    # Here and not above: whoever only writes reports or checks folders needs no torch.
+    from lens_rope.report.gather import gather
+
+    return Report(
+        gather(
+            model, prompts, layers=layers, heads=heads, max_tokens=max_tokens, names=names,
+            progress=progress,
+        )
+    )  # fmt: skip
+
+
+__all__ = ["FORMATS", "Format", "Report", "ReportData", "report"]

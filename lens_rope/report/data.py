@@ -1,0 +1,119 @@
+"""Everything a report shows, as frozen data: gathered once, then written as HTML, JSON and CSV."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lens_rope.views.tokens import display_text
+
+if TYPE_CHECKING:
+    import numpy as np
+    from jaxtyping import Float
+
+    from lens_rope.decompose import DistanceProfile, PairSummary
+    from lens_rope.records import LayerCheck, ModelInfo
+    from lens_rope.sinks import HeadShares
+    from lens_rope.spec import LayerRope, RopeSpec
+    from lens_rope.usage import LayerUsage
+
+
+@dataclass(frozen=True)
+class PromptSummary:
+    """What was read of one prompt.
+
+    Attributes:
+        name: How the report calls it.
+        n_tokens: Number of tokens that were read.
+        cut_from: Number of tokens it had before it was cut, or None when all were read.
+        starts_with_bos: Whether token 0 is BOS (None without a tokenizer).
+        token_texts: `[pos]` Each token that was read, as text.
+    """
+
+    name: str
+    n_tokens: int
+    cut_from: int | None
+    starts_with_bos: bool | None
+    token_texts: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class GalleryHead:
+    """One head of the gallery, on the first prompt.
+
+    Attributes:
+        layer: Index of the layer.
+        head: Index of the query head.
+        kv_head: The key head it reads.
+        reasons: Why it was chosen, one phrase each.
+        rope: The layer's rotation.
+        by_pair: Its contributions by pair.
+        by_distance: Its contributions by distance.
+        tokens: `[window]` The tokens of the attention view, from the start of the prompt.
+        pattern: `[window, window]` Attention from each query (row) to each key (column).
+        received: `[window]` Mean attention of each key over the queries of the whole prompt that
+            can see it.
+        n_tokens: Tokens in the prompt, of which the window is the beginning.
+    """
+
+    layer: int
+    head: int
+    kv_head: int
+    reasons: tuple[str, ...]
+    rope: LayerRope
+    by_pair: PairSummary
+    by_distance: DistanceProfile
+    tokens: tuple[str, ...]
+    pattern: Float[np.ndarray, "window window"]
+    received: Float[np.ndarray, " window"]
+    n_tokens: int
+
+
+@dataclass(frozen=True, eq=False)
+class ReportData:
+    """The numbers of one report.
+
+    Attributes:
+        version: Version of lens_rope.
+        created: When the numbers were gathered, ISO 8601 in UTC. The only thing in a report that
+            is not a function of its input.
+        model: Name and shape of the model, and its host.
+        prompts: What was read of each prompt, in the order given.
+        rope: The rotation of each layer on the first prompt.
+        same_rope: Whether all prompts were rotated alike (dynamic scalings depend on length).
+        checks: Per layer, the worst of each error over all prompts.
+        tolerance: Largest relative error that is accepted.
+        usage: Per layer, mean pair magnitudes over the tokens of all prompts.
+        shares: Per layer, attention shares over all prompts.
+        threshold: Sink share above which a head is a sink head.
+        gallery: The most telling heads, or those that were asked for.
+        gallery_rule: How the heads of the gallery were chosen, as a sentence.
+        findings: What the numbers say, one sentence each.
+        notes: What a reader has to know about the data, one sentence each.
+    """
+
+    version: str
+    created: str
+    model: ModelInfo
+    prompts: tuple[PromptSummary, ...]
+    rope: RopeSpec
+    same_rope: bool
+    checks: tuple[LayerCheck, ...]
+    tolerance: float
+    usage: tuple[LayerUsage, ...]
+    shares: tuple[HeadShares, ...]
+    threshold: float
+    gallery: tuple[GalleryHead, ...]
+    gallery_rule: str
+    findings: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def token_at(self, position: int) -> str | None:
+        """The token at a position as visible text; None where prompts have different ones there."""
+        texts = {p.token_texts[position] for p in self.prompts if position < p.n_tokens}
+        return display_text(texts.pop()) if len(texts) == 1 else None
+
+    @property
+    def max_relative_error(self) -> float:
+        """The largest relative error of the scores over all layers and prompts."""
+        return max(check.relative_error for check in self.checks)

@@ -1,0 +1,194 @@
+"""From a model and prompts to the numbers of a report, one prompt at a time.
+
+Each prompt runs once. Its layers are reduced to usage and shares, which add up over prompts in any
+order, and its queries and keys are dropped; only those of the first prompt are kept until the end,
+because the gallery shows heads on that prompt.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import math
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lens_rope import __version__
+from lens_rope.capture import capture, model_shape
+from lens_rope.errors import InputError, PromptError
+from lens_rope.records import LayerCheck, ModelInfo, RotaryCapture
+from lens_rope.report.data import PromptSummary, ReportData
+from lens_rope.report.findings import findings, notes
+from lens_rope.report.gallery import build_gallery
+from lens_rope.report.sample import SAMPLE_NAME, sample_text
+from lens_rope.sinks import SINK_THRESHOLD, HeadShares, head_shares, merge_shares
+from lens_rope.usage import LayerUsage, merge_usage, pair_usage
+from lens_rope.verify import TOLERANCE
+
+if TYPE_CHECKING:
+    from jaxtyping import Int
+
+Progress = Callable[[str, int, int], None]
+"""Called as `progress(stage, done, total)`."""
+
+
+def gather(
+    model: Any,
+    prompts: str | Sequence[str] | Int[torch.Tensor, "batch pos"] | None = None,
+    *,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[tuple[int, int]] | None = None,
+    max_tokens: int | None = None,
+    names: Sequence[str] | None = None,
+    progress: Progress | None = None,
+) -> ReportData:
+    """Reads every prompt and adds up what the report shows.
+
+    Args:
+        model: A `HookedTransformer` or `TransformerBridge`. It is left as it was.
+        prompts: A text, several texts, token ids, or None for the sample text of the package.
+        layers: Layers to read; None reads all.
+        heads: (layer, head) of the gallery; None chooses the most telling ones.
+        max_tokens: Cut longer prompts to this many tokens.
+        names: A name per prompt.
+        progress: Called as `progress(stage, done, total)`.
+
+    Raises:
+        InputError: A layer, head or other argument is out of range.
+        PromptError: A prompt is empty or longer than the model's context.
+        UnsupportedModelError: The model has no RoPE, or cannot be read.
+        VerificationError: What was read does not reproduce the model's scores.
+    """
+    info = model_shape(model)
+    check_heads(info, heads, layers)
+    prompts, names = _named(prompts, names)
+    first: RotaryCapture | None = None
+    summaries: list[PromptSummary] = []
+    usage: dict[int, list[LayerUsage]] = {}
+    shares: dict[int, list[HeadShares]] = {}
+    checks: dict[int, list[LayerCheck]] = {}
+    same_rope = True
+    for index, (name, prompt) in enumerate(zip(names, prompts, strict=True)):
+        stage = f"reading {name}" if len(prompts) == 1 else f"reading {index + 1}/{len(prompts)}"
+        qk = capture(
+            model, prompt, layers, names=[name], max_tokens=max_tokens,
+            progress=_staged(progress, stage),
+        )  # fmt: skip
+        read = qk.prompts[0]
+        summaries.append(
+            PromptSummary(name, len(read), read.cut_from, read.starts_with_bos, read.tokens)
+        )
+        for done, record in enumerate(qk.records[0], start=1):
+            layer = record.rope.layer
+            # A few numbers per pair and head; queries and keys go with the next prompt.
+            usage.setdefault(layer, []).append(pair_usage(record))
+            shares.setdefault(layer, []).append(head_shares(record))
+            checks.setdefault(layer, []).append(record.check)
+            if first is not None:
+                same_rope &= record.rope.same_rotation(first.layer(layer).rope)
+            if progress is not None:
+                progress(stage.replace("reading", "summing up"), done, len(qk.layer_indices))
+        first = first or qk
+    if first is None:
+        raise PromptError("there is no prompt; give at least one text")
+    merged_shares = tuple(merge_shares(shares[layer]) for layer in first.layer_indices)
+    gallery, rule = build_gallery(
+        first,
+        merged_shares,
+        heads,
+        progress=_staged(progress, "splitting scores by pair"),
+    )
+    data = ReportData(
+        version=__version__,
+        created=_now(),
+        model=first.model,
+        prompts=tuple(summaries),
+        rope=first.rope(),
+        same_rope=same_rope,
+        checks=tuple(_worst(checks[layer]) for layer in first.layer_indices),
+        tolerance=TOLERANCE[getattr(torch, first.model.dtype)],
+        usage=tuple(merge_usage(usage[layer]) for layer in first.layer_indices),
+        shares=merged_shares,
+        threshold=SINK_THRESHOLD,
+        gallery=gallery,
+        gallery_rule=rule,
+        findings=(),
+        notes=(),
+    )
+    return dataclasses.replace(data, findings=findings(data), notes=notes(data))
+
+
+def check_heads(
+    info: ModelInfo, heads: Sequence[tuple[int, int]] | None, layers: Sequence[int] | None
+) -> None:
+    """Checks heads against the shape of the model, before anything is run.
+
+    Raises:
+        InputError: A head does not exist, or its layer is not among those that are read.
+    """
+    for layer, head in heads or ():
+        if not 0 <= layer < info.n_layers or not 0 <= head < info.n_heads:
+            raise InputError(
+                f"head {layer}.{head} does not exist; {info.name} has layers 0 to "
+                f"{info.n_layers - 1} with heads 0 to {info.n_heads - 1}"
+            )
+        if layers is not None and layer not in layers:
+            raise InputError(
+                f"head {layer}.{head} was asked for, but layer {layer} is not among the layers to "
+                "read; add it to the layers"
+            )
+
+
+def _named(
+    prompts: str | Sequence[str] | torch.Tensor | None, names: Sequence[str] | None
+) -> tuple[list[Any], list[str]]:
+    """Prompts one by one, each with a name."""
+    if prompts is None:
+        prompts, names = [sample_text()], names or [SAMPLE_NAME]
+    rows = [prompts] if isinstance(prompts, str) else list(prompts)
+    if isinstance(prompts, torch.Tensor):
+        rows = list(prompts.reshape(-1, prompts.shape[-1])) if prompts.numel() else []
+    if names is None:
+        names = [f"prompt {index + 1}" for index in range(len(rows))]
+    if len(names) != len(rows):
+        raise InputError(f"{len(names)} names for {len(rows)} prompts; give one each")
+    return rows, list(names)
+
+
+def _worst(checks: Sequence[LayerCheck]) -> LayerCheck:
+    """The largest of each error; a check that could not be made (nan) does not count."""
+
+    def worst(values: Sequence[float]) -> float:
+        known = [value for value in values if not math.isnan(value)]
+        return max(known) if known else math.nan
+
+    return dataclasses.replace(
+        checks[0],
+        **{
+            name: worst([getattr(check, name) for check in checks])
+            for name in ("score", "pattern", "norm", "angle")
+        },
+        head_residual=tuple(map(max, *(check.head_residual for check in checks)))
+        if len(checks) > 1
+        else checks[0].head_residual,
+    )
+
+
+def _staged(progress: Progress | None, stage: str) -> Callable[[int, int], None] | None:
+    if progress is None:
+        return None
+    return lambda done, total: progress(stage, done, total)
+
+
+def _now() -> str:
+    """Now, or the moment that SOURCE_DATE_EPOCH names, for builds that must be reproducible."""
+    epoch = os.environ.get("SOURCE_DATE_EPOCH", "")
+    moment = (
+        datetime.datetime.fromtimestamp(int(epoch), datetime.timezone.utc)
+        if epoch.isdigit()
+        else datetime.datetime.now(datetime.timezone.utc)
+    )
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")

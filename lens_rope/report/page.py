@@ -1,0 +1,182 @@
+"""The page: figures, views and sentences put into one HTML document."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup
+
+from lens_rope.report.write import GENERATOR
+from lens_rope.views import figures, rope_figures
+from lens_rope.views.colors import GRID, INK, SCALES
+from lens_rope.views.head_figures import MIN_COUNT, distance_curves, pair_bars, strongest_pairs
+from lens_rope.views.heads import (
+    HeadView,
+    attention_view,
+    circuitsvis_js,
+    received_view,
+    script_json,
+)
+from lens_rope.views.layout import number, percent
+from lens_rope.views.tokens import display_text
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+    from lens_rope.report.data import GalleryHead, ReportData
+
+SINK_ROWS = 12
+"""Rows in the table of sink heads; the figure and heads.csv have them all."""
+
+
+@dataclass(frozen=True)
+class PageFigure:
+    """A figure as a page needs it: `id` and `label` for the element, `json` for its script."""
+
+    id: str
+    label: str
+    height: int
+    json: Markup
+
+
+@dataclass(frozen=True)
+class PageView:
+    """A CircuitsVis view as a page needs it."""
+
+    id: str
+    label: str
+    view: HeadView
+    json: Markup
+
+
+def render(data: ReportData) -> str:
+    """The report as one HTML document that loads nothing from anywhere."""
+    # Ids are a count, not random, so that the same report is the same page.
+    ids = iter(range(10**6))
+
+    def figure(fig: go.Figure) -> PageFigure:
+        layout: Any = fig.layout
+        return PageFigure(
+            f"fig-{next(ids)}",
+            layout.meta["label"],
+            int(layout.height),
+            # Plotly's own JSON packs arrays of numbers.
+            Markup(_safe(fig.to_json(remove_uids=True) or "{}")),
+        )
+
+    def view(head_view: HeadView, label: str) -> PageView:
+        return PageView(f"view-{next(ids)}", label, head_view, Markup(head_view.to_json()))
+
+    ropes = data.rope.layers
+    groups = rope_figures.rope_groups(ropes)
+    first_rotary = next((rope for _, rope in groups if rope.n_pairs), None)
+    context = {
+        "data": data,
+        "generator": Markup(GENERATOR + f' {data.version}">'),
+        "key_figure": figure(figures.usage_map(ropes, data.usage, "both", relative=True)),
+        "verification_figure": figure(figures.verification_dots(data.checks, data.tolerance)),
+        "groups": groups,
+        "cycles_curve": figure(rope_figures.cycles_curve(ropes)) if first_rotary else None,
+        "cycles_map": figure(rope_figures.cycles_map(ropes)) if len(groups) > 1 else None,
+        "strips": [
+            (layers, figure(rope_figures.rotation_strips(rope)))
+            for layers, rope in groups
+            if rope.n_pairs
+        ][:2],
+        "usage_figures": [
+            figure(figures.usage_map(ropes, data.usage, side)) for side in ("query", "key")
+        ],
+        "sink_figure": figure(figures.share_map(data.shares, "sink", threshold=data.threshold)),
+        "previous_figure": figure(figures.share_map(data.shares, "previous")),
+        "sink_rows": _sink_rows(data),
+        "gallery": [_gallery(head, figure, view) for head in data.gallery],
+        "plotly_js": Markup(plotly_js()),
+        "circuitsvis_js": Markup(circuitsvis_js()),
+        "theme": Markup(script_json({"scales": SCALES, "ink": INK, "grid": GRID})),
+        "min_count": MIN_COUNT,
+    }
+    return _environment().get_template("report.html").render(context)
+
+
+def render_index(entries: list[tuple[str, dict[str, Any]]], failed: list[tuple[str, str]]) -> str:
+    """The page that links the reports of a folder.
+
+    Args:
+        entries: (folder, content of the marker) of each report.
+        failed: (model, what went wrong) of each model that has no report.
+    """
+    return (
+        _environment()
+        .get_template("index.html")
+        .render(entries=entries, failed=failed, generator=Markup(GENERATOR + '">'))
+    )
+
+
+@cache
+def plotly_js() -> str:
+    """Plotly's JavaScript, safe inside a script element; defines `Plotly`."""
+    from plotly.offline import get_plotlyjs
+
+    return get_plotlyjs().replace("</script", "<\\/script")
+
+
+def _gallery(head: GalleryHead, figure: Any, view: Any) -> dict[str, Any]:
+    name = f"layer {head.layer} head {head.head}"
+    return {
+        "head": head,
+        "bars": figure(pair_bars(head.by_pair, head.rope)),
+        "curves": figure(distance_curves(head.by_distance, head.by_pair, head.rope)),
+        "attention": view(
+            attention_view(head.pattern, head.tokens),
+            f"Attention of {name}, query tokens by key tokens",
+        ),
+        "received": view(
+            received_view(head.received, head.tokens),
+            f"Tokens coloured by the attention that {name} gives them",
+        ),
+        "strongest": strongest_pairs(head.by_pair, 3),
+    }
+
+
+def _sink_rows(data: ReportData) -> list[dict[str, Any]]:
+    rows = [
+        {
+            "layer": entry.layer,
+            "head": head,
+            "share": float(entry.sink_share[head]),
+            "position": int(entry.sink_position[head]),
+            "token": data.token_at(int(entry.sink_position[head])),
+            "previous": float(entry.previous_share[head]),
+        }
+        for entry in data.shares
+        for head in range(len(entry.sink_share))
+        if entry.sink_share[head] > data.threshold
+    ]
+    return sorted(rows, key=lambda row: (-row["share"], row["layer"], row["head"]))[:SINK_ROWS]
+
+
+def _safe(text: str) -> str:
+    """JSON text that is safe inside a script element; `<`, `>` and `&` occur in strings only."""
+    for char in "<>&\u2028\u2029":
+        text = text.replace(char, f"\\u{ord(char):04x}")
+    return text
+
+
+@cache
+def _environment() -> Environment:
+    def load(name: str) -> str:
+        return files("lens_rope.report").joinpath(f"templates/{name}").read_text(encoding="utf-8")
+
+    environment = Environment(
+        loader=FunctionLoader(load),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(number=number, token=display_text, percent=percent)
+    return environment

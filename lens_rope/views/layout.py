@@ -1,0 +1,141 @@
+"""What all figures share: fonts, axes, colour bars, and how missing values are drawn.
+
+Figures have a transparent background and are made in their light form. `layout.meta` names the
+scale of each colour axis and a trace that follows the text colour has `meta == "ink"`, so that a
+page can give a figure its dark form without knowing what it shows.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import plotly.graph_objects as go
+
+from lens_rope.views.colors import ACCENT, GRID, INK, MISSING, SCALES, Scale
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+
+
+def figure(*, height: int, label: str, **layout: Any) -> go.Figure:
+    """An empty figure in the common style.
+
+    Args:
+        height: Height in CSS pixels; the width follows the page.
+        label: What the figure shows, in words, for readers who cannot see it.
+        **layout: Further layout attributes.
+    """
+    axis = {
+        "gridcolor": GRID["light"], "zerolinecolor": GRID["light"], "linecolor": GRID["light"],
+        "tickcolor": GRID["light"], "ticks": "outside", "ticklen": 4, "automargin": True,
+        "title": {"standoff": 8},
+    }  # fmt: skip
+    fig = go.Figure()
+    fig.update_layout(
+        # Without a template the figure carries its own few settings, not the whole default theme.
+        template="none",
+        height=height,
+        margin={"l": 48, "r": 12, "t": 12, "b": 44},
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        font={"family": FONT, "size": 12, "color": INK["light"]},
+        hoverlabel={
+            "bgcolor": "#20262c", "bordercolor": "#20262c", "align": "left",
+            "font": {"family": FONT, "size": 12, "color": "#f4f6f8"},
+        },
+        modebar={"bgcolor": "rgba(0,0,0,0)", "color": MISSING, "activecolor": ACCENT},
+        xaxis=axis,
+        yaxis=axis,
+        meta={"label": label, "scales": {}},
+    )  # fmt: skip
+    fig.update_layout(layout)
+    return fig
+
+
+def color_axis(
+    fig: go.Figure, scale: Scale, title: str, low: float, high: float, **colorbar: Any
+) -> None:
+    """Gives the figure its colour axis, with title and unit on the colour bar above the plot.
+
+    Args:
+        fig: The figure.
+        scale: `sequential`, or `diverging` around zero.
+        title: What the colour means, with its unit.
+        low: Value at the lower end (ignored for `diverging`, which is symmetric).
+        high: Value at the upper end.
+        **colorbar: Further attributes of the colour bar.
+    """
+    axis: dict[str, Any] = {
+        "colorscale": [list(stop) for stop in SCALES["light"][scale]],
+        "cmin": -high if scale == "diverging" else low,
+        "cmax": high,
+        "colorbar": {
+            "orientation": "h", "thickness": 10, "len": 1.0, "x": 0, "xanchor": "left", "y": 1.0,
+            "yanchor": "bottom", "outlinewidth": 0, "ticks": "outside", "ticklen": 3,
+            "title": {"text": title, "side": "top"},
+            **colorbar,
+        },
+    }  # fmt: skip
+    if scale == "diverging":
+        axis["cmid"] = 0
+    layout: Any = fig.layout
+    meta = dict(layout.meta)
+    meta["scales"] = {**meta["scales"], "coloraxis": scale}
+    fig.update_layout(coloraxis=axis, meta=meta)
+
+
+def map_height(n_rows: int, *, extra: int = 150) -> int:
+    """Height of a heat map in pixels: rows of even height, within reason."""
+    return extra + min(max(n_rows * 13, 60), 640)
+
+
+def log_ticks(low: float, high: float, *, base: float = 10) -> tuple[list[float], list[str]]:
+    """Tick positions on a logarithmic colour axis, and the values to write there.
+
+    Args:
+        low: Logarithm of the smallest value.
+        high: Logarithm of the largest value.
+        base: Base of the logarithm.
+    """
+    step = max(1, math.ceil((high - low) / 6))
+    powers = list(range(math.ceil(low), math.floor(high) + 1, step))
+    return [float(p) for p in powers], [number(float(base) ** p) for p in powers]
+
+
+def percent(share: float) -> str:
+    """A share as a percentage that says 0% or 100% only where it is exactly that."""
+    if share in (0, 1) or f"{share:.0%}" not in ("0%", "100%"):
+        return f"{share:.0%}"
+    if abs(share) < 0.0005:
+        return "under 0.1%"
+    return "over 99.9%" if f"{share:.1%}" == "100.0%" else f"{share:.1%}"
+
+
+def number(value: float) -> str:
+    """A number with three significant digits, as people write it."""
+    if not math.isfinite(value):
+        return "no value" if math.isnan(value) else ("∞" if value > 0 else "-∞")
+    if value == 0:
+        return "0"
+    size = abs(value)
+    if size >= 1000:
+        return f"{value:,.0f}" if size < 1e7 else f"{value:.2e}"
+    if size < 1e-3:
+        return f"{value:.1e}"
+    digits = max(0, 2 - math.floor(math.log10(size)))
+    text = f"{value:.{digits}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Ascending numbers as people write them: `0-3, 7` for 0, 1, 2, 3, 7."""
+    runs: list[list[int]] = []
+    for n in numbers:
+        if runs and n == runs[-1][-1] + 1:
+            runs[-1].append(n)
+        else:
+            runs.append([n])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

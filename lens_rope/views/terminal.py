@@ -1,0 +1,122 @@
+"""Tables for a terminal, as text. Nothing is printed here."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from typing import TYPE_CHECKING, Any, Literal
+
+from lens_rope.views.layout import number
+from lens_rope.views.rope_figures import rope_groups
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lens_rope.spec import RopeSpec
+
+CHECK_COLUMNS = (
+    "prompt", "layer", "route", "relative_error", "pattern_error", "norm_error", "angle_error",
+    "max_residual", "ok",
+)  # fmt: skip
+_WIDTH = 140
+
+
+def rope_table(spec: RopeSpec) -> str:
+    """The rotation of each kind of layer, then its pairs one by one.
+
+    Args:
+        spec: The rotation of each layer.
+    """
+    columns = (
+        "layers", "pairs", "rotated", "pairing", "factor", "window", "context", "wavelengths",
+        "partial cycles",
+    )  # fmt: skip
+    groups = rope_groups(spec.layers)
+    rows = [
+        (
+            layers,
+            str(rope.n_pairs),
+            f"{rope.rotary_dim} of {rope.d_head}",
+            rope.pairing if rope.n_pairs else "none",
+            number(rope.attention_factor),
+            "none" if rope.window is None else f"{rope.window:,}",
+            f"{rope.context:,}",
+            f"{number(rope.wavelength.min())} to {number(rope.wavelength.max())}"
+            if rope.n_pairs
+            else "",
+            f"{int((rope.cycles < 1).sum())} of {rope.n_pairs}" if rope.n_pairs else "",
+        )
+        for layers, rope in groups
+    ]
+    tables = [_table(f"RoPE of {spec.model}", columns, rows)]
+    for layers, rope in groups:
+        if rope.n_pairs:
+            values = zip(rope.inv_freq, rope.wavelength, rope.cycles, strict=True)
+            tables.append(
+                _table(
+                    f"Pairs of layers {layers}",
+                    ("pair", "rad/token", "wavelength (tokens)", f"cycles over {rope.context:,}"),
+                    [
+                        (str(pair), f"{w:.6g}", number(length), number(turns))
+                        for pair, (w, length, turns) in enumerate(values)
+                    ],
+                )
+            )
+    return "\n".join(tables)
+
+
+def check_table(rows: Sequence[dict[str, Any]], form: Literal["table", "json", "csv"]) -> str:
+    """The verification, one row per prompt and layer.
+
+    A check that was not made is empty, or null in JSON.
+
+    Args:
+        rows: Values by the names in `CHECK_COLUMNS`.
+        form: What to write.
+    """
+
+    def known(value: Any) -> Any:
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    cells = [{name: known(row.get(name)) for name in CHECK_COLUMNS} for row in rows]
+    if form == "json":
+        return json.dumps({"layers": cells}, allow_nan=False, indent=1) + "\n"
+    if form == "csv":
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(CHECK_COLUMNS)
+        writer.writerows([row.values() for row in cells])
+        return text.getvalue()
+
+    def shown(name: str, value: Any) -> str:
+        if name == "ok":
+            return "yes" if value else "FAILS"
+        if value is None:
+            return ""
+        return f"{value:.1e}" if isinstance(value, float) else str(value)
+
+    return _table(
+        "Verification (relative errors against the model's own scores)",
+        CHECK_COLUMNS,
+        [[shown(name, row[name]) for name in CHECK_COLUMNS] for row in cells],
+    )
+
+
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for index, name in enumerate(columns):
+        table.add_column(
+            name.replace("_", " "), justify="left" if index == 0 else "right", no_wrap=True
+        )
+    for row in rows:
+        table.add_row(*row)
+    # Cells are plain text, never markup, and columns keep their width when output is piped.
+    text = io.StringIO()
+    Console(file=text, width=_WIDTH, markup=False, highlight=False, color_system=None).print(table)
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"

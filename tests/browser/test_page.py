@@ -1,0 +1,409 @@
+"""The page as a reader meets it: opened in a real browser with the network off, everything on it is
+drawn, nothing is fetched, and what is shown is what the report holds."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import time
+
+import numpy as np
+import pytest
+from report_fixtures import HOSTILE, random_capture, report_data, rope
+
+from lens_rope.report import Report
+from lens_rope.report.page import render_index
+from lens_rope.report.write import read_markers
+from lens_rope.views.tokens import display_text
+
+REQUIRED = os.environ.get("LENS_ROPE_REQUIRE_BROWSER") == "1" or os.environ.get("CI") == "true"
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+DRIVER = shutil.which("chromedriver")
+
+pytestmark = pytest.mark.browser
+
+# Layers of every kind: whole, partial, without RoPE, with a window.
+ROPES = (rope(0), rope(1, rotary_dim=8), rope(2, rotary_dim=0), rope(3, window=16))
+TOKENS = (*HOSTILE, *(f" word{i}" for i in range(14)))
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory):
+    if CHROMIUM is None or DRIVER is None:
+        if REQUIRED:
+            pytest.fail("chromium and chromedriver are needed here and were not found")
+        pytest.skip("chromium and chromedriver are not installed")
+    webdriver = pytest.importorskip("selenium.webdriver") if not REQUIRED else _webdriver()
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for argument in (
+        "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
+        "--disable-background-networking", "--disable-component-update", "--disable-sync",
+        "--hide-scrollbars", f"--user-data-dir={tmp_path_factory.mktemp('chromium')}",
+    ):  # fmt: skip
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    driver.execute_cdp_cmd("Network.enable", {})
+    driver.execute_cdp_cmd(
+        "Network.emulateNetworkConditions",
+        {"offline": True, "latency": 0, "downloadThroughput": 0, "uploadThroughput": 0},
+    )
+    yield driver
+    driver.quit()
+
+
+def _webdriver():
+    from selenium import webdriver
+
+    return webdriver
+
+
+@pytest.fixture(scope="module")
+def data():
+    return report_data(random_capture(ROPES, tokens=TOKENS), heads=((0, 1), (1, 2), (2, 0)))
+
+
+@pytest.fixture(scope="module")
+def path(data, tmp_path_factory):
+    return Report(data).save(tmp_path_factory.mktemp("out") / "tiny") / "report.html"
+
+
+@pytest.fixture
+def page(driver, path):
+    """The page, wide and light; opened again only where the last test left another one."""
+    if getattr(driver, "shows", None) != (path, 1400, False):
+        open_page(driver, path)
+    return driver
+
+
+def open_page(driver, path, *, width=1400, dark=False):
+    driver.get_log("browser")
+    driver.get_log("performance")
+    driver.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride",
+        {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": width < 600},
+    )
+    emulate(driver, dark=dark)
+    driver.get(path.as_uri())
+    wait_for(driver, "return document.documentElement.dataset.figures", "dark" if dark else "light")
+    # CircuitsVis draws when React gets to it.
+    wait_for(
+        driver,
+        "return [...document.querySelectorAll('[data-view]')].every(e => e.childElementCount)",
+        True,
+    )
+    time.sleep(0.5)
+    driver.shows = (path, width, dark)
+    return driver
+
+
+def emulate(driver, *, dark):
+    features = {
+        "prefers-color-scheme": "dark" if dark else "light",
+        "prefers-reduced-motion": "reduce",  # no scrolling that takes its time
+    }
+    driver.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia",
+        {"features": [{"name": name, "value": value} for name, value in features.items()]},
+    )
+
+
+def wait_for(driver, script, expected, seconds=60):
+    end = time.monotonic() + seconds
+    while driver.execute_script(script) != expected:
+        assert time.monotonic() < end, f"{script} is still {driver.execute_script(script)!r}"
+        time.sleep(0.1)
+
+
+# The browser can decode its own screenshot, so the tests need no library for images.
+_DECODE = """
+const [source, done] = [arguments[0], arguments[1]], image = new Image();
+image.onload = () => {
+  const canvas = document.createElement("canvas");
+  [canvas.width, canvas.height] = [image.width, image.height];
+  const context = canvas.getContext("2d");
+  context.drawImage(image, 0, 0);
+  const bytes = context.getImageData(0, 0, image.width, image.height).data;
+  let text = "";
+  for (let i = 0; i < bytes.length; i += 8192)
+    text += String.fromCharCode.apply(null, bytes.subarray(i, i + 8192));
+  done([image.width, image.height, btoa(text)]);
+};
+image.src = "data:image/png;base64," + source;
+"""
+
+
+def pixels(driver, element) -> np.ndarray:
+    """`[row, column, rgb]` The element as it is on the screen."""
+    box = driver.execute_script(
+        "const b = arguments[0].getBoundingClientRect();"
+        "return [b.left + scrollX, b.top + scrollY, b.width, b.height]",
+        element,
+    )
+    shot = driver.execute_cdp_cmd(
+        "Page.captureScreenshot",
+        {
+            "format": "png",
+            "captureBeyondViewport": True,
+            "clip": {**dict(zip(("x", "y", "width", "height"), box, strict=True)), "scale": 1},
+        },
+    )
+    width, height, content = driver.execute_async_script(_DECODE, shot["data"])
+    image = np.frombuffer(base64.b64decode(content), np.uint8).reshape(height, width, 4)
+    return image[..., :3].astype(int)
+
+
+def n_colors(image: np.ndarray) -> int:
+    return len(np.unique(image.reshape(-1, 3), axis=0))
+
+
+def find(driver, selector):
+    return driver.find_elements("css selector", selector)
+
+
+def errors(driver) -> list[str]:
+    return [e["message"] for e in driver.get_log("browser") if e["level"] in ("SEVERE", "WARNING")]
+
+
+def requests(driver) -> list[str]:
+    found = []
+    for entry in driver.get_log("performance"):
+        message = json.loads(entry["message"])["message"]
+        if message["method"] == "Network.requestWillBeSent":
+            found.append(message["params"]["request"]["url"])
+    return [url for url in found if not url.startswith(("data:", "blob:"))]
+
+
+def test_no_error_and_no_request(driver, path):
+    page = open_page(driver, path)
+    assert errors(page) == []
+    assert requests(page) == [path.as_uri()]
+
+
+def test_this_would_notice_an_error_and_a_request(driver, tmp_path):
+    bad = tmp_path / "bad.html"
+    bad.write_text("<img src='https://example.org/x.png'><script>undefinedFunction()</script>")
+    driver.get_log("browser")
+    driver.get_log("performance")
+    driver.shows = None
+    driver.get(bad.as_uri())
+    time.sleep(0.5)
+    assert any("undefinedFunction" in message for message in errors(driver))
+    assert "https://example.org/x.png" in requests(driver)
+
+
+def test_every_figure_has_drawn(page):
+    plots = find(page, ".plot")
+    # Summary, verification, curve, map, two strips, two usage, two shares, two per head.
+    assert len(plots) == 10 + 2 * 3
+    background = page.execute_script("return getComputedStyle(document.body).backgroundColor")
+    blank = np.array([int(x) for x in background[4:-1].split(",")])
+    for plot in plots:
+        label = plot.get_attribute("aria-label")
+        image = pixels(page, plot)
+        inked = (np.abs(image - blank).sum(axis=2) > 60).mean()
+        assert inked > 0.005, f"{label}: {inked:.2%} of the figure is drawn"
+        assert n_colors(image) > 20, label
+
+
+def test_every_circuitsvis_view_has_drawn(page, data):
+    canvases = find(page, ".cv.AttentionPattern canvas")
+    assert len(canvases) == 3
+    for canvas, head in zip(canvases, data.gallery, strict=True):
+        image = pixels(page, canvas)
+        assert min(image.shape[:2]) > 300
+        # The upper triangle is grey; a strong cell of the pattern is nearly the full colour.
+        assert (np.abs(image - [0xE6, 0xE8, 0xEA]).sum(axis=2) < 6).mean() > 0.1
+        blue = image[..., 2] - image[..., 0] > 40
+        assert blue.mean() > 0.002, f"{head.layer}.{head.head}"
+    for text in find(page, ".cv.ColoredTokens"):
+        assert n_colors(pixels(page, text)) > 20
+
+
+def test_the_attention_pattern_is_the_right_way_round(page, data):
+    """The first row (query 0) is at the top and sees key 0, at the left, only."""
+    canvas = find(page, ".cv.AttentionPattern canvas")[0]
+    image = pixels(page, canvas)
+    masked = np.abs(image - [0xE6, 0xE8, 0xEA]).sum(axis=2) < 6
+    rows, columns = np.nonzero(masked)
+    top = masked[np.quantile(rows, 0.05).astype(int)]
+    bottom = masked[np.quantile(rows, 0.99).astype(int)]
+    assert top.sum() > 3 * bottom.sum()
+    assert np.nonzero(bottom)[0].mean() > np.median(columns)
+
+
+def test_tokens_are_shown_as_they_are(page):
+    for view in find(page, ".cv.ColoredTokens"):
+        spans = view.find_elements("css selector", "span > span")
+        # A word joiner, invisible, keeps markup from being read as such.
+        shown = [e.get_attribute("textContent").replace("\u2060", "") for e in spans]
+        assert shown == [display_text(token) for token in TOKENS]
+        assert view.find_elements("css selector", "b, script, img") == []
+    text = find(page, ".cv.ColoredTokens")[0].text.replace("\u2060", "")
+    for sign in ("</script>", "<b>", "a↵↵⇥b", "💩", "∅", "{{·7·*·7·}}", "&amp;"):
+        assert sign in text
+
+
+def cell_color(driver, plot, column, row) -> np.ndarray:
+    """The colour on screen of one cell of a heat map, off its centre, where there may be a sign."""
+    x, y = driver.execute_script(
+        """
+        const [plot, column, row] = arguments, layout = plot._fullLayout;
+        return [layout.xaxis._offset + layout.xaxis.d2p(column + 0.33),
+                layout.yaxis._offset + layout.yaxis.d2p(row + 0.3)];
+        """,
+        plot, column, row,
+    )  # fmt: skip
+    return pixels(driver, plot)[round(y), round(x)]
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_cells_without_a_value_are_visible_as_such(driver, path, dark):
+    page = open_page(driver, path, dark=dark)
+    usage = find(page, "#usage .plot")[0]
+    gone = [cell_color(page, usage, column, 1) for column in (4, 7)]
+    gone += [cell_color(page, usage, column, 2) for column in (0, 5)]
+    assert max(np.abs(color - gone[0]).sum() for color in gone) < 12
+    present = [cell_color(page, usage, column, 0) for column in range(8)]
+    assert min(np.abs(color - gone[0]).sum() for color in present) > 30
+    background = page.execute_script("return getComputedStyle(document.body).backgroundColor")
+    blank = np.array([int(x) for x in background[4:-1].split(",")])
+    assert np.abs(gone[0] - blank).sum() > 30
+    crosses = page.execute_script(
+        "return Array.from(arguments[0].querySelectorAll('text')).filter(t => "
+        "t.textContent === '×').length",
+        usage,
+    )
+    assert crosses == 4 + 8
+
+
+def test_hover_shows_layer_pair_wavelength_value_and_unit(page):
+    from selenium.webdriver import ActionChains
+
+    usage = find(page, "#usage .plot")[0]
+    page.execute_script("arguments[0].scrollIntoView({block: 'center'})", usage)
+    x, y, width, height = page.execute_script(
+        """
+        const layout = arguments[0]._fullLayout;
+        return [layout.xaxis._offset + layout.xaxis.d2p(3), layout.yaxis._offset +
+                layout.yaxis.d2p(0), arguments[0].clientWidth, arguments[0].clientHeight];
+        """,
+        usage,
+    )
+    time.sleep(0.3)
+    move = ActionChains(page)
+    move.move_to_element_with_offset(usage, round(x - width / 2), round(y - height / 2)).perform()
+    move.move_by_offset(1, 0).perform()
+    wait_for(
+        page, "return document.querySelectorAll('#usage .hoverlayer text').length > 0", True, 10
+    )
+    text = page.execute_script(
+        "return Array.from(document.querySelectorAll('#usage .hoverlayer tspan'))"
+        ".map(t => t.textContent).join(' ')"
+    )
+    for part in ("layer 0 pair 3", "activation units", "wavelength 199 tokens"):
+        assert part in text
+
+
+def luminance(color: str) -> float:
+    channels = [float(x) / 255 for x in color[color.index("(") + 1 : -1].split(",")[:3]]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return float(np.dot([0.2126, 0.7152, 0.0722], linear))
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_text_is_legible_in_light_and_dark(driver, path, dark):
+    page = open_page(driver, path, dark=dark)
+    back = luminance(page.execute_script("return getComputedStyle(document.body).backgroundColor"))
+    assert (back < 0.1) == dark
+    colors = page.execute_script(
+        """
+        const colors = {};
+        for (const selector of ["p", "figcaption", ".facts", ".reason", "nav a", "a", "td",
+                                ".xtick text", ".ytick text", ".xtitle", ".legendtext"]) {
+          for (const element of document.querySelectorAll(selector)) {
+            if (element.closest(".badge, .skip, .note, tr.partial, .cv")) continue;
+            const style = getComputedStyle(element);
+            colors[selector + " " + (element instanceof SVGElement ? style.fill : style.color)] = 1;
+          }
+        }
+        return Object.keys(colors);
+        """
+    )
+    assert len(colors) >= 11
+    for entry in colors:
+        fore = luminance(entry[entry.index("rgb") :])
+        contrast = (max(fore, back) + 0.05) / (min(fore, back) + 0.05)
+        assert contrast >= 4.5, entry
+    assert errors(page) == []
+
+
+def test_the_page_follows_a_change_of_scheme(page):
+    page.shows = None
+    emulate(page, dark=True)
+    wait_for(page, "return document.documentElement.dataset.figures", "dark")
+    scale = page.execute_script(
+        "return document.querySelector('#usage .plot')._fullLayout.coloraxis.colorscale[0][1]"
+    )
+    assert scale == "#181c20"
+
+
+@pytest.mark.parametrize("width", [360, 768, 1400])
+def test_nothing_sticks_out_at_any_width(driver, path, width):
+    page = open_page(driver, path, width=width)
+    assert page.execute_script("return document.documentElement.scrollWidth") <= width
+    wide = page.execute_script(
+        """
+        return Array.from(document.querySelectorAll("main *")).filter(e =>
+            !e.closest(".scroll, details, svg, .skip") &&
+            e.getBoundingClientRect().right > innerWidth + 1).map(e => e.outerHTML.slice(0, 200));
+        """
+    )
+    assert wide == []
+    for canvas in find(page, ".cv.AttentionPattern canvas"):
+        assert canvas.size["width"] > 0.75 * min(width, 400)
+
+
+def test_navigation_reaches_every_section(page):
+    links = find(page, "nav a")
+    assert len(links) == 7
+    for link in links:
+        target = link.get_attribute("href").split("#")[1]
+        page.execute_script("arguments[0].click()", link)
+        wait_for(
+            page,
+            "const t = document.getElementById(location.hash.slice(1)).getBoundingClientRect().top;"
+            "return t < innerHeight * 0.8 && t > -200",
+            True,
+            10,
+        )
+        assert page.execute_script("return location.hash") == f"#{target}"
+
+
+def test_no_button_leads_to_a_cloud(page):
+    titles = {b.get_attribute("data-title") for b in find(page, ".modebar-btn")}
+    assert not any("cloud" in (title or "").lower() for title in titles)
+    assert page.execute_script(
+        "return Array.from(document.querySelectorAll('.plot')).every("
+        "p => p._context.showSendToCloud === false)"
+    )
+
+
+def test_the_index_opens(driver, path):
+    folder = path.parent.parent
+    index = folder / "index.html"
+    index.write_text(render_index(read_markers(folder), []), encoding="utf-8")
+    driver.get_log("browser")
+    driver.shows = None
+    driver.get(index.as_uri())
+    link = find(driver, "h2 a")[0]
+    assert link.text == "tiny"
+    assert errors(driver) == []
+    assert link.get_attribute("href") == path.as_uri()

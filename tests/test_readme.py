@@ -1,0 +1,64 @@
+"""What the README shows runs as it stands."""
+
+import re
+import runpy
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+@pytest.mark.demo
+@pytest.mark.slow
+@pytest.mark.parametrize("block", blocks("python"))
+def test_python_runs(block, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("example.py").write_text(block, encoding="utf-8")
+    names = runpy.run_path("example.py")
+    printed = capsys.readouterr().out
+    assert names["d"].layer == 16
+    assert "verified: scores within" in printed
+    assert "score " in printed and "pass-through" in printed
+
+
+def test_commands_and_options_exist():
+    from lens_rope.cli import app
+
+    lines = [line for block in blocks("bash") for line in block.splitlines()]
+    commands = [shlex.split(line, comments=True) for line in lines if line.startswith("lens-rope ")]
+    assert {command[1] for command in commands} == {"report", "inspect", "check"}
+    for _, name, *arguments in commands:
+        help_text = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "200"}).output
+        for argument in arguments:
+            if argument.startswith("--"):
+                assert argument in help_text
+
+
+def test_scripts_exist():
+    for line in "\n".join(blocks("bash")).splitlines():
+        if line.startswith("scripts/"):
+            assert (ROOT / line.split()[0]).stat().st_mode & 0o111
+
+
+def test_exit_codes_are_those_of_the_errors():
+    from lens_rope import errors
+
+    rows = {int(code): what for code, what in re.findall(r"^\| (\d+) \| (.*) \|$", README, re.M)}
+    raised = {
+        error.exit_code for error in vars(errors).values()
+        if isinstance(error, type) and issubclass(error, errors.LensRopeError)
+    }  # fmt: skip
+    assert raised | {0, 130} == set(rows)
+
+
+def test_files_it_links_to_exist():
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", README):
+        assert (ROOT / target).is_file(), target
