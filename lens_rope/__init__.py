@@ -16,21 +16,21 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lens_rope.capture import capture, read_rope
-    from lens_rope.decompose import decompose
+    from lens_rope.capturing import capture, read_rope
+    from lens_rope.decomposition import decompose
     from lens_rope.models import load_model
     from lens_rope.records import RotaryCapture
-    from lens_rope.report import report
+    from lens_rope.reporting import report
 
 __version__ = "0.1.0"
 
 _HOME = {
     "RotaryCapture": "lens_rope.records",
-    "capture": "lens_rope.capture",
-    "decompose": "lens_rope.decompose",
+    "capture": "lens_rope.capturing",
+    "decompose": "lens_rope.decomposition",
     "load_model": "lens_rope.models",
-    "read_rope": "lens_rope.capture",
-    "report": "lens_rope.report",
+    "read_rope": "lens_rope.capturing",
+    "report": "lens_rope.reporting",
 }
 
 __all__ = [

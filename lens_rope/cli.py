@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lens_rope.errors import InputError, LensRopeError, VerificationError
-from lens_rope.report.prompts import read_prompts
+from lens_rope.reporting.prompts import read_prompts
 
 if TYPE_CHECKING:
-    from lens_rope.report import Report
+    from lens_rope.reporting import Report
 
 DEMO_MODEL = "smollm2-135m"
 DEFAULT_MAX_TOKENS = 512
@@ -148,7 +148,7 @@ def report(
         formats = [entry.value for entry in dict.fromkeys(format or ReportFormat)]
         folders = _folders(out, models or [DEMO_MODEL])
         # Before any model is loaded: loading takes long, and finding out afterwards is a waste.
-        from lens_rope.report.write import check_folder, check_index
+        from lens_rope.reporting.write import check_folder, check_index
 
         if "html" in formats:
             check_index(out)
@@ -192,7 +192,7 @@ def inspect(
     with _errors():
         wanted = _parse_layers(layers)
         loaded = _load(model, backend, device, dtype)
-        from lens_rope.capture import read_rope
+        from lens_rope.capturing import read_rope
 
         with _progress() as step:
             step("reading the rotation", 0, 0)
@@ -204,7 +204,7 @@ def inspect(
         elif format is TableFormat.csv:
             typer.echo(spec.to_dataframe().to_csv(index=False, lineterminator="\n"), nl=False)
         else:
-            from lens_rope.report.schema import rope_to_dict
+            from lens_rope.reporting.schema import rope_to_dict
 
             content = {"model": spec.model, "rope": rope_to_dict(spec)}
             typer.echo(json.dumps(content, allow_nan=False, indent=1))
@@ -252,7 +252,7 @@ def _report_one(
     dtype: str,
 ) -> Report:
     loaded = _load(model, backend, device, dtype)
-    from lens_rope.report import report as make_report
+    from lens_rope.reporting import report as make_report
 
     with _progress() as step:
         return make_report(
@@ -277,9 +277,9 @@ def _check_layers(
     max_tokens: int,
 ) -> tuple[list[dict[str, Any]], list[VerificationError]]:
     """One row per prompt and layer, and the errors of the layers that cannot be read."""
-    from lens_rope.capture import capture
+    from lens_rope.capturing import capture
     from lens_rope.hosts import host_of
-    from lens_rope.report.sample import SAMPLE_NAME, sample_text
+    from lens_rope.reporting.sample import SAMPLE_NAME, sample_text
 
     if texts is None:
         texts, names = [sample_text()], [SAMPLE_NAME]
@@ -316,8 +316,8 @@ def _check_layers(
 
 
 def _write_index(out: Path, failed: list[tuple[str, LensRopeError]]) -> None:
-    from lens_rope.report.page import render_index
-    from lens_rope.report.write import read_markers, write_index
+    from lens_rope.reporting.page import render_index
+    from lens_rope.reporting.write import read_markers, write_index
 
     entries = read_markers(out)
     if entries:

@@ -14,7 +14,7 @@ class LensRopeError(Exception):
 
 
 class InputError(LensRopeError):
-    """An argument is out of range or makes no sense: a layer, a head, a pair, a position, a dtype."""
+    """An argument is out of range or makes no sense: a layer, head, pair, position or dtype."""
 
     exit_code = 2
 

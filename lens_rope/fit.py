@@ -14,7 +14,7 @@ import torch
 
 from lens_rope.errors import UnsupportedModelError
 from lens_rope.rotation import from_pairs, rotate, to_pairs
-from lens_rope.spec import PAIRINGS, LayerRope
+from lens_rope.spec import PAIRINGS, LayerRope, Pairing
 from lens_rope.verify import rotation_errors, score_errors
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def _layer_rope(
     *,
     turn: Complex[np.ndarray, "pos pair"],
     eps: float,
-    pairing: str = "half",
+    pairing: Pairing = "half",
 ) -> LayerRope:
     inv_freq, error = _inv_freq(turn, eps, reading.inv_freq_candidates)
     # The turn at position 0 is the factor itself, to the table's precision; a coarse table says

@@ -89,7 +89,9 @@ class LayerRope:
     @property
     def context(self) -> int:
         """Effective context in tokens: the sliding window where there is one, else the trained."""
-        return self.trained_context if self.window is None else min(self.window, self.trained_context)
+        return (
+            self.trained_context if self.window is None else min(self.window, self.trained_context)
+        )
 
     @property
     def wavelength(self) -> Float[np.ndarray, " pair"]:

@@ -94,9 +94,7 @@ def load_capture(path: str | Path) -> RotaryCapture:
             header = json.loads((file.metadata() or {}).get("lens_rope", "{}"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError, ValueError) as error:
-        raise CaptureFileError(
-            f"{path} is not a whole capture ({error}); save it again"
-        ) from error
+        raise CaptureFileError(f"{path} is not a whole capture ({error}); save it again") from error
     if header.get("format") != FORMAT:
         raise CaptureFileError(
             f"{path} has format {header.get('format')!r}, this version reads {FORMAT!r}; "
@@ -110,17 +108,16 @@ def load_capture(path: str | Path) -> RotaryCapture:
 
 def _capture(header: dict[str, Any], tensors: dict[str, torch.Tensor]) -> RotaryCapture:
     prompts = tuple(
-        Prompt(
-            **{**p, "token_ids": tuple(p["token_ids"]), "tokens": tuple(p["tokens"])}
-        )
+        Prompt(**{**p, "token_ids": tuple(p["token_ids"]), "tokens": tuple(p["tokens"])})
         for p in header["prompts"]
     )
     records = []
     for p, layers in enumerate(header["records"]):
         row = []
         for item in layers:
-            rope = {name: np.array(value) if name.startswith("inv_freq") else value
-                    for name, value in item["rope"].items()}  # fmt: skip
+            rope: dict[str, Any] = dict(item["rope"])
+            for name in ("inv_freq", "inv_freq_error"):
+                rope[name] = np.array(rope[name])
             check = {**item["check"], "head_residual": tuple(item["check"]["head_residual"])}
             at = f"{p}.{rope['layer']}"
             row.append(

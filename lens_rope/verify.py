@@ -172,7 +172,9 @@ def rotation_errors(rope: LayerRope, reading: LayerReading) -> tuple[float, floa
     positions = torch.arange(len(before))
     off = (after - rotate(before, positions, rope)).abs()
     # Hosts form `inv_freq * position` in float32, so their own angles are off by this much (rad).
-    rounding = positions[:, None] * torch.tensor(rope.inv_freq * (_FLOAT32_EPS + rope.inv_freq_error))
+    rounding = positions[:, None] * torch.tensor(
+        rope.inv_freq * (_FLOAT32_EPS + rope.inv_freq_error)
+    )
     off = (off - lengths * rounding[:, None, :].to(lengths)).clamp_min(0)
     return norm, _relative(off, lengths)
 

@@ -11,9 +11,9 @@ import torch
 import zoo
 
 from lens_rope.records import LayerCapture, LayerCheck, ModelInfo, Prompt, RotaryCapture
-from lens_rope.report.data import PromptSummary, ReportData
-from lens_rope.report.findings import findings, notes
-from lens_rope.report.gallery import build_gallery
+from lens_rope.reporting.data import PromptSummary, ReportData
+from lens_rope.reporting.findings import findings, notes
+from lens_rope.reporting.gallery import build_gallery
 from lens_rope.sinks import SINK_THRESHOLD, head_shares
 from lens_rope.spec import LayerRope
 from lens_rope.usage import pair_usage

@@ -23,8 +23,8 @@ import transformers as hf
 import zoo
 from oracle import EXPECTED
 
-from lens_rope.capture import capture, read_rope
-from lens_rope.decompose import decompose
+from lens_rope.capturing import capture, read_rope
+from lens_rope.decomposition import decompose
 from lens_rope.errors import UnsupportedModelError, VerificationError
 from lens_rope.hosts import host_of
 from lens_rope.records import RotaryCapture

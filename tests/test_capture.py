@@ -11,7 +11,7 @@ import torch
 import zoo
 from conftest import needs_hooked
 
-from lens_rope.capture import capture, model_shape, read_rope
+from lens_rope.capturing import capture, model_shape, read_rope
 from lens_rope.errors import InputError, PromptError
 from lens_rope.records import Prompt
 
@@ -112,7 +112,7 @@ def test_short_prompts_have_the_same_frequencies(host_model, n_tokens):
 
 
 def test_prompt_longer_than_the_context_is_refused_with_both_lengths(host_model):
-    with pytest.raises(PromptError, match="129 tokens and the context of .* is 128"):
+    with pytest.raises(PromptError, match=r"129 tokens and the context of .* is 128"):
         capture(host_model, zoo.tokens(129))
     assert capture(host_model, zoo.tokens(129), max_tokens=128).layer(0).n_pos == 128
 
@@ -237,8 +237,6 @@ def assert_as_before(before, after):
         assert before[kind] == after[kind], kind
 
 
-
-
 @pytest.mark.parametrize("fails", [False, True], ids=["success", "exception"])
 def test_model_is_left_as_it_was(host_model, fails, monkeypatch):
     seen = []
@@ -250,7 +248,7 @@ def test_model_is_left_as_it_was(host_model, fails, monkeypatch):
     seen.clear()
     before = state_of(host_model)
     if fails:
-        monkeypatch.setattr("lens_rope.capture.verify", lambda *a: 1 / 0)
+        monkeypatch.setattr("lens_rope.capturing.verify", lambda *a: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             capture(host_model, tokens)
     else:

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 import lens_rope.cli as cli
 import lens_rope.models
 from lens_rope.errors import ModelLoadError, VerificationError
-from lens_rope.report.write import MARKER
+from lens_rope.reporting.write import MARKER
 
 TEXT = " ".join(f"t{40 + i % 11}" for i in range(30))
 
@@ -172,7 +172,7 @@ def test_check_prints_the_verification(run, tiny):
 
 
 def test_check_names_the_layer_that_fails_and_shows_the_others(run, tiny, monkeypatch):
-    import lens_rope.capture as capture_module
+    import lens_rope.capturing as capture_module
 
     verify = capture_module.verify
 
@@ -308,7 +308,10 @@ def test_an_interrupt_leaves_nothing(run, tiny, tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     # While reading the model, and while writing.
-    for target in ("lens_rope.report.gather.capture", "lens_rope.report.write._move_into_place"):
+    for target in (
+        "lens_rope.reporting.gather.capture",
+        "lens_rope.reporting.write._move_into_place",
+    ):
         with monkeypatch.context() as patch:
             patch.setattr(target, interrupt)
             code, out, err = run("report", tiny, "--text", TEXT)
@@ -322,7 +325,7 @@ def test_a_bug_shows_its_traceback(run, tiny, monkeypatch):
     def bug(*args, **kwargs):
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("lens_rope.report.gather.capture", bug)
+    monkeypatch.setattr("lens_rope.reporting.gather.capture", bug)
     with pytest.raises(RuntimeError, match="a bug"):
         run("report", tiny, "--text", TEXT)
 

@@ -11,8 +11,8 @@ from conftest import needs_hooked
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lens_rope.capture import capture
-from lens_rope.decompose import decompose
+from lens_rope.capturing import capture
+from lens_rope.decomposition import decompose
 from lens_rope.errors import InputError
 from lens_rope.records import LayerCapture, LayerCheck, ModelInfo, Prompt, RotaryCapture
 from lens_rope.spec import LayerRope
@@ -149,7 +149,11 @@ def test_by_distance_equals_its_definition(captured):
     assert profile.distance.tolist() == list(range(min(n, window or n)))
     for distance in profile.distance:
         along = [np.diagonal(c, -distance) for c in expected]
-        assert profile.count[distance] == n - distance == np.isfinite(along).sum(-1).max(initial=n - distance)
+        assert (
+            profile.count[distance]
+            == n - distance
+            == np.isfinite(along).sum(-1).max(initial=n - distance)
+        )
         np.testing.assert_allclose(
             profile.mean[distance], [a.mean() for a in along], rtol=1e-5, atol=1e-5
         )
@@ -245,6 +249,12 @@ def test_tables_name_their_rows():
     everything = decompose(random_capture(rotary_dim=12), 5, 0).by_pair().to_dataframe()
     assert everything["pair"].tolist() == list(range(6))
     columns = d.by_distance().to_dataframe().columns.tolist()
-    assert columns == ["distance", "count", "total", "pass_through", *[f"pair_{i}" for i in range(4)]]
+    assert columns == [
+        "distance",
+        "count",
+        "total",
+        "pass_through",
+        *[f"pair_{i}" for i in range(4)],
+    ]
     assert "layer 5 head 0 (KV head 0)" in repr(d)
     assert repr(decompose(random_capture(), 5, 3)).count("KV head 1")

@@ -19,8 +19,8 @@ import pytest
 import torch
 import zoo
 
-from lens_rope.capture import capture, read_rope
-from lens_rope.decompose import decompose
+from lens_rope.capturing import capture, read_rope
+from lens_rope.decomposition import decompose
 from lens_rope.errors import UnsupportedModelError, VerificationError
 from lens_rope.records import RotaryCapture
 from lens_rope.rotation import to_pairs, unrotate

@@ -62,3 +62,16 @@ def test_exit_codes_are_those_of_the_errors():
 def test_files_it_links_to_exist():
     for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", README):
         assert (ROOT / target).is_file(), target
+
+
+def test_public_names_are_not_hidden_by_modules():
+    """A submodule that is imported becomes an attribute of the package under its own name."""
+    import importlib
+    import pkgutil
+
+    import lens_rope
+
+    for module in pkgutil.iter_modules(lens_rope.__path__):
+        importlib.import_module(f"lens_rope.{module.name}")
+    for name in lens_rope.__all__:
+        assert not isinstance(getattr(lens_rope, name), type(lens_rope)), name

@@ -17,17 +17,17 @@ import torch
 import zoo
 from report_fixtures import HOSTILE, random_capture, rope
 
-import lens_rope.report.gather as gather_module
-from lens_rope.capture import capture
-from lens_rope.decompose import decompose
+import lens_rope.reporting.gather as gather_module
+from lens_rope.capturing import capture
+from lens_rope.decomposition import decompose
 from lens_rope.errors import InputError, OutputError, PromptError, VerificationError
-from lens_rope.report import Report, report
-from lens_rope.report.findings import findings, notes
-from lens_rope.report.gallery import PER_REASON, RULE_ASKED, build_gallery
-from lens_rope.report.page import render, render_index
-from lens_rope.report.sample import sample_text
-from lens_rope.report.tables import tables
-from lens_rope.report.write import MARKER, check_folder, read_markers, write_index
+from lens_rope.reporting import Report, report
+from lens_rope.reporting.findings import findings, notes
+from lens_rope.reporting.gallery import PER_REASON, RULE_ASKED, build_gallery
+from lens_rope.reporting.page import render, render_index
+from lens_rope.reporting.sample import sample_text
+from lens_rope.reporting.tables import tables
+from lens_rope.reporting.write import MARKER, check_folder, read_markers, write_index
 from lens_rope.sinks import SINK_THRESHOLD, head_shares, merge_shares
 from lens_rope.usage import merge_usage, pair_usage
 from lens_rope.views.tokens import display_text

@@ -6,7 +6,7 @@ import pytest
 import torch
 import zoo
 
-from lens_rope.capture import capture
+from lens_rope.capturing import capture
 from lens_rope.errors import CaptureFileError, OutputError
 from lens_rope.records import RotaryCapture
 

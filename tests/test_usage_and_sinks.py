@@ -20,9 +20,7 @@ def test_usage_equals_loops(pairing):
         expected = np.zeros(4)
         for i in range(4):
             a, b = (i, i + 4) if pairing == "half" else (2 * i, 2 * i + 1)
-            lengths = [
-                abs(complex(float(v[a]), float(v[b]))) for row in x for v in row
-            ]
+            lengths = [abs(complex(float(v[a]), float(v[b]))) for row in x for v in row]
             expected[i] = np.mean(lengths)
         np.testing.assert_allclose(got, expected, rtol=1e-6)
     assert (usage.layer, usage.n_tokens) == (5, 23)
@@ -104,7 +102,10 @@ def test_merge_does_not_depend_on_order():
     usages, shares = [pair_usage(r) for r in records], [head_shares(r) for r in records]
     first_usage, first_shares = merge_usage(usages), merge_shares(shares)
     for order in itertools.permutations(range(4)):
-        usage, share = merge_usage([usages[i] for i in order]), merge_shares([shares[i] for i in order])
+        usage, share = (
+            merge_usage([usages[i] for i in order]),
+            merge_shares([shares[i] for i in order]),
+        )
         for name in ("query", "key"):
             np.testing.assert_array_equal(getattr(usage, name), getattr(first_usage, name))
         for name in ("sink_share", "sink_position", "previous_share"):

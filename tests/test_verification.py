@@ -10,8 +10,8 @@ import pytest
 import torch
 import zoo
 
-import lens_rope.capture as capture_module
-from lens_rope.capture import capture
+import lens_rope.capturing as capture_module
+from lens_rope.capturing import capture
 from lens_rope.errors import VerificationError
 
 BRIDGE_ROUTES = {"hook_rot": "llama", "hook_cos": "phi3", "hook_cos, pattern only": "gpt-j"}

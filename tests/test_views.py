@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from report_fixtures import HOSTILE, random_capture, rope
 
-from lens_rope.decompose import decompose
+from lens_rope.decomposition import decompose
 from lens_rope.errors import InputError
 from lens_rope.sinks import SINK_THRESHOLD, head_shares
 from lens_rope.usage import pair_usage

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from report_fixtures import HOSTILE, random_capture, report_data, rope
 
-from lens_rope.report import Report
-from lens_rope.report.page import render_index
-from lens_rope.report.write import read_markers
+from lens_rope.reporting import Report
+from lens_rope.reporting.page import render_index
+from lens_rope.reporting.write import read_markers
 from lens_rope.views.tokens import display_text
 
 REQUIRED = os.environ.get("LENS_ROPE_REQUIRE_BROWSER") == "1" or os.environ.get("CI") == "true"

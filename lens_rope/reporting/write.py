@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lens_rope.errors import OutputError
-from lens_rope.report.schema import SCHEMA
+from lens_rope.reporting.schema import SCHEMA
 
 if TYPE_CHECKING:
-    from lens_rope.report.data import ReportData
+    from lens_rope.reporting.data import ReportData
 
 MARKER = ".lens-rope-report.json"
 GENERATOR = '<meta name="generator" content="lens-rope'

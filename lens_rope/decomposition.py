@@ -346,8 +346,8 @@ class HeadDecomposition:
         n_pos = self.record.n_pos
         reach = n_pos if self.rope.window is None else min(n_pos, self.rope.window)
         count = n_pos - np.arange(reach)
-        mean = self.record.scale * _correlation(z_q, z_k)[:reach].real / count[:, None]
-        rest = _correlation(rest_q, rest_k)[:reach].real.sum(axis=1)
+        mean = self.record.scale * np.real(_correlation(z_q, z_k)[:reach]) / count[:, None]
+        rest = np.real(_correlation(rest_q, rest_k)[:reach]).sum(axis=1)
         return DistanceProfile(
             distance=np.arange(reach),
             count=count,

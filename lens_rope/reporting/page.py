@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
-from lens_rope.report.write import GENERATOR
+from lens_rope.reporting.write import GENERATOR
 from lens_rope.views import figures, rope_figures
 from lens_rope.views.colors import GRID, INK, SCALES
 from lens_rope.views.head_figures import MIN_COUNT, distance_curves, pair_bars, strongest_pairs
@@ -27,7 +27,7 @@ from lens_rope.views.tokens import display_text
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from lens_rope.report.data import GalleryHead, ReportData
+    from lens_rope.reporting.data import GalleryHead, ReportData
 
 SINK_ROWS = 12
 """Rows in the table of sink heads; the figure and heads.csv have them all."""
@@ -169,7 +169,9 @@ def _safe(text: str) -> str:
 @cache
 def _environment() -> Environment:
     def load(name: str) -> str:
-        return files("lens_rope.report").joinpath(f"templates/{name}").read_text(encoding="utf-8")
+        return (
+            files("lens_rope.reporting").joinpath(f"templates/{name}").read_text(encoding="utf-8")
+        )
 
     environment = Environment(
         loader=FunctionLoader(load),

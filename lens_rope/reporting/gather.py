@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lens_rope import __version__
-from lens_rope.capture import capture, model_shape
+from lens_rope.capturing import capture, model_shape, token_rows
 from lens_rope.errors import InputError, PromptError
 from lens_rope.records import LayerCheck, ModelInfo, RotaryCapture
-from lens_rope.report.data import PromptSummary, ReportData
-from lens_rope.report.findings import findings, notes
-from lens_rope.report.gallery import build_gallery
-from lens_rope.report.sample import SAMPLE_NAME, sample_text
+from lens_rope.reporting.data import PromptSummary, ReportData
+from lens_rope.reporting.findings import findings, notes
+from lens_rope.reporting.gallery import build_gallery
+from lens_rope.reporting.sample import SAMPLE_NAME, sample_text
 from lens_rope.sinks import SINK_THRESHOLD, HeadShares, head_shares, merge_shares
 from lens_rope.usage import LayerUsage, merge_usage, pair_usage
 from lens_rope.verify import TOLERANCE
@@ -64,17 +64,17 @@ def gather(
     """
     info = model_shape(model)
     check_heads(info, heads, layers)
-    prompts, names = _named(prompts, names)
+    rows, names = _named(model, prompts, names)
     first: RotaryCapture | None = None
     summaries: list[PromptSummary] = []
     usage: dict[int, list[LayerUsage]] = {}
     shares: dict[int, list[HeadShares]] = {}
     checks: dict[int, list[LayerCheck]] = {}
     same_rope = True
-    for index, (name, prompt) in enumerate(zip(names, prompts, strict=True)):
-        stage = f"reading {name}" if len(prompts) == 1 else f"reading {index + 1}/{len(prompts)}"
+    for index, (name, row) in enumerate(zip(names, rows, strict=True)):
+        stage = f"reading {name}" if len(rows) == 1 else f"reading {index + 1}/{len(rows)}"
         qk = capture(
-            model, prompt, layers, names=[name], max_tokens=max_tokens,
+            model, torch.tensor(row), layers, names=[name], max_tokens=max_tokens,
             progress=_staged(progress, stage),
         )  # fmt: skip
         read = qk.prompts[0]
@@ -143,14 +143,13 @@ def check_heads(
 
 
 def _named(
-    prompts: str | Sequence[str] | torch.Tensor | None, names: Sequence[str] | None
-) -> tuple[list[Any], list[str]]:
-    """Prompts one by one, each with a name."""
+    model: Any, prompts: str | Sequence[str] | torch.Tensor | None, names: Sequence[str] | None
+) -> tuple[list[list[int]], list[str]]:
+    """Token ids of each prompt, and a name for each."""
     if prompts is None:
         prompts, names = [sample_text()], names or [SAMPLE_NAME]
-    rows = [prompts] if isinstance(prompts, str) else list(prompts)
-    if isinstance(prompts, torch.Tensor):
-        rows = list(prompts.reshape(-1, prompts.shape[-1])) if prompts.numel() else []
+    # All at once: whether a row of token ids is padded shows only beside the others.
+    rows = token_rows(model, prompts)
     if names is None:
         names = [f"prompt {index + 1}" for index in range(len(rows))]
     if len(names) != len(rows):

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import numpy as np
     from jaxtyping import Float
 
-    from lens_rope.decompose import DistanceProfile, PairSummary
+    from lens_rope.decomposition import DistanceProfile, PairSummary
     from lens_rope.records import LayerCheck, ModelInfo
     from lens_rope.sinks import HeadShares
     from lens_rope.spec import LayerRope, RopeSpec

@@ -10,7 +10,7 @@ import numpy as np
 from lens_rope.views.layout import number, percent, ranges
 
 if TYPE_CHECKING:
-    from lens_rope.report.data import ReportData
+    from lens_rope.reporting.data import ReportData
 
 PREVIOUS_THRESHOLD = 0.5
 """Heads that give more than this share of attention to the previous token are counted."""

@@ -15,17 +15,10 @@ import torch
 
 from lens_rope.errors import InputError, PromptError, UnsupportedModelError
 from lens_rope.fit import MIN_TOKENS, fit_rope, rotated
-from lens_rope.hosts import (
-    Host,
-    LayerReading,
-    host_of,
-    pad_token_id,
-    starts_with_bos,
-    token_texts,
-    tokenize,
-)
+from lens_rope.hosts import Host, LayerReading, host_of
 from lens_rope.records import LayerCapture, ModelInfo, Prompt, RotaryCapture
 from lens_rope.spec import LayerRope, RopeSpec
+from lens_rope.text import pad_token_id, starts_with_bos, token_texts, tokenize
 from lens_rope.verify import TOLERANCE, verify
 
 if TYPE_CHECKING:
@@ -68,7 +61,7 @@ def capture(
     """
     host = host_of(model)
     layers = checked_layers(host, layers)
-    rows = _token_rows(model, prompts, attention_mask, prepend_bos)
+    rows = token_rows(model, prompts, attention_mask=attention_mask, prepend_bos=prepend_bos)
     records, done = [], 0
     named = _named(model, host, rows, names, max_tokens)
     for prompt in named:
@@ -120,6 +113,57 @@ def model_shape(model: Any) -> ModelInfo:
     return host_of(model).info
 
 
+def token_rows(
+    model: Any,
+    prompts: str | Sequence[str] | Int[torch.Tensor, "batch pos"],
+    *,
+    attention_mask: Int[torch.Tensor, "batch pos"] | None = None,
+    prepend_bos: bool | None = None,
+) -> list[list[int]]:
+    """Token ids of each prompt, without padding; arguments as those of `capture`.
+
+    Raises:
+        InputError: Token ids or mask have the wrong shape or values, or look padded without a mask.
+        PromptError: A prompt is empty.
+    """
+    if not isinstance(prompts, torch.Tensor):
+        if attention_mask is not None:
+            raise InputError("attention_mask goes with token ids; texts are never padded")
+        texts = [prompts] if isinstance(prompts, str) else list(prompts)
+        if not texts:
+            raise PromptError("there is no prompt; give at least one text")
+        if not all(isinstance(text, str) for text in texts):
+            raise InputError("prompts must be texts or one tensor of token ids")
+        return [tokenize(model, text, prepend_bos=prepend_bos) for text in texts]
+    if prepend_bos is not None:
+        raise InputError("prepend_bos goes with texts; token ids are taken as they are")
+    if prompts.is_floating_point() or prompts.ndim not in (1, 2) or prompts.numel() == 0:
+        raise InputError(
+            f"token ids must be a non-empty integer tensor [pos] or [batch, pos], "
+            f"not {prompts.dtype} {tuple(prompts.shape)}"
+        )
+    ids = prompts.reshape(-1, prompts.shape[-1]).cpu()
+    d_vocab = int(model.cfg.d_vocab)
+    if int(ids.min()) < 0 or int(ids.max()) >= d_vocab:
+        raise InputError(f"token ids must lie between 0 and {d_vocab - 1}, the model's vocabulary")
+    if attention_mask is None:
+        _refuse_hidden_padding(ids, pad_token_id(model))
+        return ids.tolist()
+    mask = attention_mask.reshape(-1, attention_mask.shape[-1]).cpu().bool()
+    if mask.shape != ids.shape:
+        raise InputError(
+            f"attention_mask {tuple(mask.shape)} does not match token ids {tuple(ids.shape)}"
+        )
+    kept = [row[keep] for row, keep in zip(ids, mask, strict=True)]
+    for i, (row, keep) in enumerate(zip(kept, mask, strict=True)):
+        seen = keep.nonzero().flatten()
+        if len(row) == 0:
+            raise PromptError(f"row {i} of the token ids is all padding; leave it out")
+        if int(seen[-1] - seen[0]) + 1 != len(row):
+            raise InputError(f"attention_mask has a gap in row {i}; padding must be at the ends")
+    return [row.tolist() for row in kept]
+
+
 def checked_layers(host: Host, layers: Sequence[int] | None) -> tuple[int, ...]:
     """The layers to read, ascending and without repeats.
 
@@ -166,7 +210,9 @@ def _short_prompt_ropes(
     ropes: dict[int, LayerRope] = {}
     if len(prompt) < MIN_TOKENS:
         token_ids = (prompt.token_ids * MIN_TOKENS)[:MIN_TOKENS]
-        host.read(token_ids, layers, lambda reading: ropes.update({reading.layer: fit_rope(reading)}))
+        host.read(
+            token_ids, layers, lambda reading: ropes.update({reading.layer: fit_rope(reading)})
+        )
     return ropes
 
 
@@ -202,51 +248,6 @@ def _named(
             )
         )
     return prompts
-
-
-def _token_rows(
-    model: Any,
-    prompts: str | Sequence[str] | torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    prepend_bos: bool | None,
-) -> list[list[int]]:
-    """Token ids of each prompt, without padding."""
-    if not isinstance(prompts, torch.Tensor):
-        if attention_mask is not None:
-            raise InputError("attention_mask goes with token ids; texts are never padded")
-        texts = [prompts] if isinstance(prompts, str) else list(prompts)
-        if not texts:
-            raise PromptError("there is no prompt; give at least one text")
-        if not all(isinstance(text, str) for text in texts):
-            raise InputError("prompts must be texts or one tensor of token ids")
-        return [tokenize(model, text, prepend_bos=prepend_bos) for text in texts]
-    if prepend_bos is not None:
-        raise InputError("prepend_bos goes with texts; token ids are taken as they are")
-    if prompts.is_floating_point() or prompts.ndim not in (1, 2) or prompts.numel() == 0:
-        raise InputError(
-            f"token ids must be a non-empty integer tensor [pos] or [batch, pos], "
-            f"not {prompts.dtype} {tuple(prompts.shape)}"
-        )
-    ids = prompts.reshape(-1, prompts.shape[-1]).cpu()
-    d_vocab = int(model.cfg.d_vocab)
-    if int(ids.min()) < 0 or int(ids.max()) >= d_vocab:
-        raise InputError(f"token ids must lie between 0 and {d_vocab - 1}, the model's vocabulary")
-    if attention_mask is None:
-        _refuse_hidden_padding(ids, pad_token_id(model))
-        return ids.tolist()
-    mask = attention_mask.reshape(-1, attention_mask.shape[-1]).cpu().bool()
-    if mask.shape != ids.shape:
-        raise InputError(
-            f"attention_mask {tuple(mask.shape)} does not match token ids {tuple(ids.shape)}"
-        )
-    kept = [row[keep] for row, keep in zip(ids, mask, strict=True)]
-    for i, (row, keep) in enumerate(zip(kept, mask, strict=True)):
-        seen = keep.nonzero().flatten()
-        if len(row) == 0:
-            raise PromptError(f"row {i} of the token ids is all padding; leave it out")
-        if int(seen[-1] - seen[0]) + 1 != len(row):
-            raise InputError(f"attention_mask has a gap in row {i}; padding must be at the ends")
-    return [row.tolist() for row in kept]
 
 
 def _refuse_hidden_padding(ids: torch.Tensor, pad: int | None) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from lens_rope.errors import InputError
-from lens_rope.report.data import ReportData
+from lens_rope.reporting.data import ReportData
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
     from jaxtyping import Int
 
-    from lens_rope.report.gather import Progress
+    from lens_rope.reporting.gather import Progress
 
 Format = Literal["html", "json", "csv"]
 FORMATS: tuple[Format, ...] = get_args(Format)
@@ -33,13 +33,13 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """The content of `report.json` as plain values; `schema` names its version."""
-        from lens_rope.report.schema import to_dict
+        from lens_rope.reporting.schema import to_dict
 
         return to_dict(self.data)
 
     def html(self) -> str:
         """The page: one HTML document that loads nothing from anywhere."""
-        from lens_rope.report.page import render
+        from lens_rope.reporting.page import render
 
         return render(self.data)
 
@@ -60,9 +60,9 @@ class Report:
             InputError: A format is unknown, or none was given.
             OutputError: The folder holds something else, or cannot be written.
         """
-        from lens_rope.report.schema import to_json
-        from lens_rope.report.tables import tables, to_csv
-        from lens_rope.report.write import write_report
+        from lens_rope.reporting.schema import to_json
+        from lens_rope.reporting.tables import tables, to_csv
+        from lens_rope.reporting.write import write_report
 
         unknown = [name for name in formats if name not in FORMATS]
         if unknown or not formats:
@@ -117,7 +117,7 @@ def report(
         VerificationError: What was read does not reproduce the model's scores.
     """
     # Here and not above: whoever only writes reports or checks folders needs no torch.
-    from lens_rope.report.gather import gather
+    from lens_rope.reporting.gather import gather
 
     return Report(
         gather(

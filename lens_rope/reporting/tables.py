@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 if TYPE_CHECKING:
-    from lens_rope.report.data import ReportData
+    from lens_rope.reporting.data import ReportData
 
 
 def tables(data: ReportData) -> dict[str, pd.DataFrame]:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lens_rope.decompose import decompose
-from lens_rope.report.data import GalleryHead
+from lens_rope.decomposition import decompose
+from lens_rope.reporting.data import GalleryHead
 from lens_rope.sinks import sink_shares
 from lens_rope.views.heads import MAX_WINDOW
 from lens_rope.views.layout import percent

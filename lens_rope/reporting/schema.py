@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from lens_rope.report.data import ReportData
+    from lens_rope.reporting.data import ReportData
     from lens_rope.spec import RopeSpec
 
 SCHEMA = "lens-rope-report/1"

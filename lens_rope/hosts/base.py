@@ -1,0 +1,143 @@
+"""What a host shows of one layer, and what every host can do."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+
+from lens_rope.errors import UnsupportedModelError
+from lens_rope.hosts.state import as_before
+from lens_rope.records import ModelInfo, Route
+
+Tensor = torch.Tensor
+Hook = tuple[str, Callable[..., None]]
+
+
+@dataclass(frozen=True, eq=False)
+class LayerReading:
+    """Everything one layer's forward pass shows about its rotary attention, on the model's device.
+
+    Attributes:
+        layer: Index of the layer.
+        route: `hook_rot` when `q` and `k` are rotated, `hook_cos` when they still have to be.
+        q: `[pos, head, d_head]` Queries.
+        k: `[pos, kv_head, d_head]` Keys.
+        rotary_start: First rotated component of `q` and `k`.
+        sample: Vectors before and after the model's own rotation, each `[pos, n, d_head]`, or None
+            where the host shows only one side.
+        cos: `[pos, width]` Cosines times the attention factor, as the layer used them; None where
+            the layer does not rotate.
+        sin: `[pos, width]` Sines, likewise.
+        inv_freq_candidates: Arrays the model's own modules hold, in rad/token. They are only used
+            where they agree with `cos` and `sin`.
+        scores: `[head, q_pos, k_pos]` What the host's `hook_attn_scores` says.
+        pattern: `[head, q_pos, k_pos]` Attention after softmax.
+        scale: What query-key products are multiplied by.
+        softcap: Soft-cap of the scores, or None.
+        sinks: `[head]` Learned sink logits, or None.
+        window: Sliding window in tokens, or None.
+        trained_context: Context of the model in tokens.
+    """
+
+    layer: int
+    route: Route
+    q: Float[Tensor, "pos head d_head"]
+    k: Float[Tensor, "pos kv_head d_head"]
+    rotary_start: int
+    sample: tuple[Float[Tensor, "pos n d_head"], Float[Tensor, "pos n d_head"]] | None
+    cos: Float[Tensor, "pos width"] | None
+    sin: Float[Tensor, "pos width"] | None
+    inv_freq_candidates: tuple[Float[np.ndarray, " pair"], ...]
+    scores: Float[Tensor, "head q_pos k_pos"]
+    pattern: Float[Tensor, "head q_pos k_pos"]
+    scale: float
+    softcap: float | None
+    sinks: Float[Tensor, " head"] | None
+    window: int | None
+    trained_context: int
+
+
+class Host(ABC):
+    """A model and the few things that are asked of it."""
+
+    kind: str
+
+    def __init__(self, model: Any) -> None:
+        kind = getattr(model.cfg, "positional_embedding_type", None)
+        if kind != "rotary":
+            raise UnsupportedModelError(
+                f"{model.cfg.model_name} has no RoPE (its positional embedding is {kind!r}); "
+                "lens_rope reads rotary models only"
+            )
+        self.model = model
+
+    @cached_property
+    def info(self) -> ModelInfo:
+        """Name, shape and versions, without running the model."""
+        cfg = self.model.cfg
+        return ModelInfo(
+            name=str(getattr(cfg, "model_name", "") or "unnamed model"),
+            n_layers=int(cfg.n_layers),
+            n_heads=int(cfg.n_heads),
+            n_kv_heads=int(getattr(cfg, "n_key_value_heads", None) or cfg.n_heads),
+            d_head=int(cfg.d_head),
+            dtype=str(self._dtype).removeprefix("torch."),
+            host=self.kind,
+            versions={
+                "transformer_lens": importlib.metadata.version("transformer-lens"),
+                "transformers": importlib.metadata.version("transformers"),
+                "torch": torch.__version__,
+            },
+        )
+
+    @property
+    @abstractmethod
+    def attention_layers(self) -> tuple[int, ...]:
+        """Layers that have attention."""
+
+    @property
+    @abstractmethod
+    def trained_context(self) -> int:
+        """Context of the model in tokens."""
+
+    @abstractmethod
+    def read(
+        self, token_ids: Sequence[int], layers: Sequence[int], visit: Callable[[LayerReading], None]
+    ) -> None:
+        """Runs one prompt and visits each layer once, in order.
+
+        Raises:
+            UnsupportedModelError: A layer's hooks did not show what is needed.
+        """
+
+    @property
+    @abstractmethod
+    def _dtype(self) -> torch.dtype:
+        """Precision of the weights."""
+
+    def _run(
+        self,
+        token_ids: Sequence[int],
+        hooks: list[Hook],
+        **kwargs: Any,
+    ) -> None:
+        device = next(self.model.parameters()).device
+        tokens = torch.tensor([list(token_ids)], device=device)
+        # An explicit mask: hosts guess one from the tokens otherwise, and may take a BOS that is
+        # also the padding token for padding.
+        mask = torch.ones_like(tokens)
+        with torch.no_grad(), as_before(self.model), self.model.hooks(fwd_hooks=hooks):
+            self.model(tokens, return_type=None, attention_mask=mask, **kwargs)
+
+
+def with_key(function: Callable[..., None], key: str) -> Callable[..., None]:
+    """A hook that also says which hook point it is."""
+    return lambda value, hook: function(value, hook, key)

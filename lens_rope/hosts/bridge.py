@@ -1,0 +1,227 @@
+"""`TransformerBridge`: rotated values where they are hooked, else rotated by its own tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lens_rope.errors import UnsupportedModelError
+from lens_rope.hosts.base import Hook, Host, LayerReading, with_key
+from lens_rope.records import Route
+
+_QK = tuple[Route, Tensor, Tensor, int, "tuple[Tensor, Tensor] | None"]
+
+_BRIDGE_HOOKS = (
+    "q.hook_out",
+    "k.hook_out",
+    "q_b_proj.hook_out",
+    "q_proj.hook_out",
+    "hook_q",
+    "hook_k",
+    "hook_q_normed",
+    "hook_k_normed",
+    "hook_kv_latent",
+    "hook_cos",
+    "hook_sin",
+    "hook_rot_q",
+    "hook_rot_k",
+    "hook_attn_scores",
+    "hook_pattern",
+)
+
+
+class BridgeHost(Host):
+    """`TransformerBridge`: rotated values where they are hooked, else rotated by its own tables."""
+
+    kind = "TransformerBridge"
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return next(self.model.original_model.parameters()).dtype
+
+    @property
+    def attention_layers(self) -> tuple[int, ...]:
+        """Those whose pattern is hooked; hybrid models have others too."""
+        names = self.model.hook_dict
+        return tuple(
+            layer
+            for layer in range(self.model.cfg.n_layers)
+            if f"blocks.{layer}.attn.hook_pattern" in names
+        )
+
+    @property
+    def trained_context(self) -> int:
+        """From the Hugging Face configuration."""
+        config = _text_config(self.model.original_model.config)
+        # Dynamic scaling is the one that stretches the context at run time.
+        scaling = getattr(config, "rope_parameters", None) or {}
+        factor = scaling.get("factor", 1) if scaling.get("rope_type") == "dynamic" else 1
+        for name in ("max_position_embeddings", "n_positions", "seq_length"):
+            if getattr(config, name, None):
+                return int(getattr(config, name) * factor)
+        return int(self.model.cfg.n_ctx)
+
+    def read(
+        self, token_ids: Sequence[int], layers: Sequence[int], visit: Callable[[LayerReading], None]
+    ) -> None:
+        """See `Host.read`; a layer ends with its block."""
+        names = self.model.hook_dict
+        seen: dict[str, Tensor] = {}
+        hooks: list[Hook] = []
+
+        def keep(value: Tensor, hook: Any, key: str) -> None:
+            seen[key] = value.detach()
+
+        for layer in layers:
+
+            def finish(value: Tensor, hook: Any, layer: int = layer) -> None:
+                visit(self._reading(layer, seen))
+                seen.clear()
+
+            for key in _BRIDGE_HOOKS:
+                if f"blocks.{layer}.attn.{key}" in names:
+                    hooks.append((f"blocks.{layer}.attn.{key}", with_key(keep, key)))
+            # Some hosts fire the scores after the pattern, so a layer ends with its block.
+            hooks.append((f"blocks.{layer}.hook_out", finish))
+        self._run(token_ids, hooks)
+
+    def _reading(self, layer: int, seen: dict[str, Tensor]) -> LayerReading:
+        if "hook_pattern" not in seen or "hook_attn_scores" not in seen:
+            raise self._refusal(layer, "its hook_attn_scores and hook_pattern did not fire")
+        attn = self.model.blocks[layer].attn.original_component
+        read = self._read_latent if "hook_kv_latent" in seen else self._read_plain
+        route, q, k, start, sample = read(layer, attn, seen)
+        cos, sin = self._tables(layer, seen, q.shape[0])
+        if cos is None:
+            if sample is None:
+                raise self._refusal(layer, "neither its rotated values nor its angles are hooked")
+            if not torch.equal(*sample):
+                raise self._refusal(layer, "it rotates, but its angles are not hooked")
+        config = _text_config(self.model.original_model.config)
+        softcap = getattr(attn, "attn_logit_softcapping", None)
+        sinks = getattr(attn, "sinks", None)
+        scale = getattr(attn, "scaling", None)
+        return LayerReading(
+            layer=layer,
+            route=route,
+            q=q,
+            k=k,
+            rotary_start=start,
+            sample=sample,
+            cos=cos,
+            sin=sin,
+            inv_freq_candidates=self._candidates(),
+            scores=seen["hook_attn_scores"][0],
+            pattern=seen["hook_pattern"][0],
+            scale=float(scale) if scale is not None else q.shape[-1] ** -0.5,
+            softcap=float(softcap) if softcap else None,
+            sinks=sinks.detach() if isinstance(sinks, Tensor) else None,
+            window=_window(attn, config, layer),
+            trained_context=self.trained_context,
+        )
+
+    def _read_plain(self, layer: int, attn: Any, seen: dict[str, Tensor]) -> _QK:
+        """Queries and keys of ordinary attention."""
+        before = []
+        for side in ("q", "k"):
+            value = next(
+                (seen[key] for key in (f"hook_{side}_normed", f"{side}.hook_out") if key in seen),
+                None,
+            )
+            if value is None:
+                raise self._refusal(layer, f"its hook_{side} did not fire")
+            rotated = seen.get(f"hook_rot_{side}")
+            before.append(self._heads_last(value[0], rotated))
+        clip = getattr(getattr(attn, "config", None), "clip_qkv", None)
+        if clip is not None:
+            before = [value.clamp(-clip, clip) for value in before]
+        if "hook_rot_q" not in seen or "hook_rot_k" not in seen:
+            return "hook_cos", before[0], before[1], 0, None
+        q, k = seen["hook_rot_q"][0], seen["hook_rot_k"][0]
+        return "hook_rot", q, k, 0, (torch.cat(before, dim=1), torch.cat([q, k], dim=1))
+
+    def _heads_last(self, value: Tensor, rotated: Tensor | None) -> Tensor:
+        """`[pos, head, d_head]` from any of the layouts that the hooks before rotation have."""
+        if value.ndim == 2:
+            d_head = self.model.cfg.d_head if rotated is None else rotated.shape[-1]
+            return value.unflatten(-1, (-1, d_head))
+        # Normalised per head, the host holds them as [head, pos, d_head].
+        is_head_first = rotated is not None and value.shape != rotated.shape[1:]
+        return value.transpose(0, 1) if is_head_first else value
+
+    def _read_latent(self, layer: int, attn: Any, seen: dict[str, Tensor]) -> _QK:
+        """Multi-head latent attention: only the last components of a head are rotated."""
+        q, k = (seen[key][0].transpose(0, 1) for key in ("hook_q", "hook_k"))
+        start = int(attn.qk_nope_head_dim)
+        projected = seen.get("q_b_proj.hook_out", seen.get("q_proj.hook_out"))
+        if projected is None:
+            raise self._refusal(layer, "its query projection is not hooked")
+        before = projected[0].unflatten(-1, (-1, q.shape[-1]))
+        if getattr(attn.config, "rope_interleave", False):
+            # The host sorts adjacent pairs into halves as it rotates.
+            rope_part = torch.cat([before[..., start::2], before[..., start + 1 :: 2]], dim=-1)
+            before = torch.cat([before[..., :start], rope_part], dim=-1)
+        return "hook_rot", q, k, start, (before, q)
+
+    def _tables(
+        self, layer: int, seen: dict[str, Tensor], n_pos: int
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Cosines and sines `[pos, width]` of this forward pass."""
+        if "hook_cos" in seen and "hook_sin" in seen:
+            tables = []
+            for value in (seen["hook_cos"], seen["hook_sin"]):
+                if value.ndim == 4 and not (value == value[:1]).all():
+                    raise self._refusal(
+                        layer, "its tokens have several position streams (multimodal RoPE)"
+                    )
+                tables.append(value.reshape(-1, *value.shape[-2:])[0])
+            return tables[0], tables[1]
+        for name, buffer in self.model.original_model.named_buffers():
+            if name.endswith(
+                "embed_positions"
+            ):  # GPT-J keeps sines, then cosines, of all positions
+                sin, cos = buffer[:n_pos].to(seen["hook_pattern"].device).chunk(2, dim=-1)
+                return cos, sin
+        return None, None
+
+    def _candidates(self) -> tuple[np.ndarray, ...]:
+        """Every `inv_freq` that the model's rotary modules hold."""
+        return tuple(
+            buffer.detach().double().cpu().numpy()
+            for name, buffer in self.model.original_model.named_buffers()
+            if "inv_freq" in name and buffer.ndim == 1
+        )
+
+    def _refusal(self, layer: int, why: str) -> UnsupportedModelError:
+        kind = type(self.model.blocks[layer].attn.original_component).__name__
+        return UnsupportedModelError(
+            f"cannot read layer {layer} of {self.model.cfg.model_name} ({kind}) on the "
+            f"TransformerBridge: {why}; try HookedTransformer for this model, or another model"
+        )
+
+
+def _text_config(config: Any) -> Any:
+    """The language model's part of a Hugging Face configuration."""
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
+def _window(attn: Any, config: Any, layer: int) -> int | None:
+    """Sliding window of one layer of a Hugging Face model, or None.
+
+    The attention module knows it in some architectures; in others the model builds the mask from
+    the configuration. What is returned here is checked against the pattern.
+    """
+    if hasattr(attn, "sliding_window"):
+        window = attn.sliding_window
+    elif getattr(config, "layer_types", None):
+        is_sliding = config.layer_types[layer] == "sliding_attention"
+        window = getattr(config, "sliding_window", None) if is_sliding else None
+    elif getattr(config, "use_sliding_window", True):
+        window = getattr(config, "sliding_window", None)
+    else:
+        window = None
+    return int(window) if window else None

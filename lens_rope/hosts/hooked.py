@@ -1,0 +1,119 @@
+"""`HookedTransformer`: rotated values at `hook_rot_q` and `hook_rot_k`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lens_rope.hosts.base import Hook, Host, LayerReading, with_key
+
+try:
+    from transformer_lens import HookedTransformer
+except ImportError:  # transformer-lens 4 has only the bridge
+    HookedTransformer = None
+
+
+class HookedHost(Host):
+    """`HookedTransformer`: rotated values at `hook_rot_q` and `hook_rot_k`."""
+
+    kind = "HookedTransformer"
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return self.model.W_E.dtype
+
+    @property
+    def attention_layers(self) -> tuple[int, ...]:
+        """All of them."""
+        return tuple(range(self.model.cfg.n_layers))
+
+    @property
+    def trained_context(self) -> int:
+        """`n_ctx`, which `load_model` sets to the trained context (the host may cap it)."""
+        return int(self.model.cfg.n_ctx)
+
+    def read(
+        self, token_ids: Sequence[int], layers: Sequence[int], visit: Callable[[LayerReading], None]
+    ) -> None:
+        """See `Host.read`; a layer ends with its pattern."""
+        seen: dict[str, Tensor] = {}
+        hooks: list[Hook] = []
+
+        def keep(value: Tensor, hook: Any, key: str) -> None:
+            seen[key] = value.detach()[0]
+
+        for layer in layers:
+
+            def finish(value: Tensor, hook: Any, layer: int = layer) -> None:
+                seen["pattern"] = value.detach()[0]
+                visit(self._reading(layer, seen))
+                seen.clear()
+
+            at = f"blocks.{layer}.attn.hook_"
+            for key in ("rot_q", "rot_k", "attn_scores"):
+                hooks.append((at + key, with_key(keep, key)))
+            hooks.append((at + "pattern", finish))
+        self._run(token_ids, hooks, stop_at_layer=max(layers) + 1)
+
+    def _reading(self, layer: int, seen: dict[str, Tensor]) -> LayerReading:
+        cfg, attn = self.model.cfg, self.model.blocks[layer].attn
+        q, k = seen["rot_q"], self._ungrouped(seen["rot_k"])
+        cos, sin = self._tables(attn, q.shape[0])
+        softcap = float(cfg.attn_scores_soft_cap)
+        return LayerReading(
+            layer=layer,
+            route="hook_rot",
+            q=q,
+            k=k,
+            rotary_start=0,
+            sample=self._sample(attn, q),
+            cos=cos,
+            sin=sin,
+            inv_freq_candidates=(),
+            scores=seen["attn_scores"],
+            pattern=seen["pattern"],
+            scale=1.0 / float(attn.attn_scale),
+            softcap=softcap if softcap > 0 else None,
+            sinks=attn.sinks.detach() if getattr(cfg, "use_attention_sinks", False) else None,
+            window=int(cfg.window_size) if attn.attn_type == "local" else None,
+            trained_context=self.trained_context,
+        )
+
+    def _ungrouped(self, k: Tensor) -> Tensor:
+        """One row per key head also where the host expanded them to one per query head."""
+        groups = self.model.cfg.n_key_value_heads
+        if groups is None or k.shape[1] == groups:
+            return k
+        first = k[:, :: k.shape[1] // groups]
+        # Expanded heads can be edited one by one; then they are key heads of their own.
+        expanded = first.repeat_interleave(k.shape[1] // groups, dim=1)
+        return first if torch.equal(expanded, k) else k
+
+    @staticmethod
+    def _sample(attn: Any, q: Tensor) -> tuple[Tensor, Tensor]:
+        """Vectors through the layer's own `apply_rotary`.
+
+        The layer shows no hook between QK-norm or clipping and the rotation, so the rotation
+        itself is tried on random vectors, in the state that this forward pass left it in.
+        """
+        generator = torch.Generator().manual_seed(0)
+        before = torch.randn((1, q.shape[0], 2, q.shape[2]), generator=generator)
+        before = before.to(q.device, q.dtype)
+        mask = torch.ones((1, q.shape[0]), dtype=torch.long, device=q.device)
+        return before[0], attn.apply_rotary(before, 0, mask)[0]
+
+    @staticmethod
+    def _tables(attn: Any, n_pos: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of this forward pass; in float32 where they round to those it used."""
+        cos, sin = attn.rotary_cos[:n_pos], attn.rotary_sin[:n_pos]
+        if cos.dtype in (torch.float32, torch.float64):
+            return cos, sin
+        fine_sin, fine_cos = attn.calculate_sin_cos_rotary(
+            attn.cfg.rotary_dim, n_pos, base=attn._rotary_base(), dtype=torch.float32
+        )
+        fine_cos, fine_sin = fine_cos.to(cos.device), fine_sin.to(sin.device)
+        is_same = torch.equal(fine_cos.to(cos), cos) and torch.equal(fine_sin.to(sin), sin)
+        return (fine_cos, fine_sin) if is_same else (cos, sin)
