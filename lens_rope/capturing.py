@@ -8,6 +8,7 @@ capture with nothing returned.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -80,7 +81,10 @@ def capture(
         records.append(tuple(captured))
     if not any(record.rope.n_pairs for record in records[0]) and layers == host.attention_layers:
         raise UnsupportedModelError(f"no layer of {host.info.name} rotates its queries and keys")
-    return RotaryCapture(host.info, tuple(named), layers, tuple(records))
+    # Configurations count the components and heads of some architectures in other ways.
+    first = records[0][0]
+    info = dataclasses.replace(host.info, d_head=first.rope.d_head, n_kv_heads=first.n_kv_heads)
+    return RotaryCapture(info, tuple(named), layers, tuple(records))
 
 
 def read_rope(model: Any, layers: Sequence[int] | None = None) -> RopeSpec:
@@ -208,11 +212,15 @@ def _short_prompt_ropes(
 ) -> dict[int, LayerRope]:
     """Rotations for a prompt that is too short to tell them, from its tokens repeated."""
     ropes: dict[int, LayerRope] = {}
+
+    def visit(reading: LayerReading) -> None:
+        rope = ropes[reading.layer] = fit_rope(reading)
+        # One token is not rotated at all, so the prompt itself would not tell a wrong rotation.
+        verify(*rotated(reading, rope), rope, reading, host.info.name)
+
     if len(prompt) < MIN_TOKENS:
         token_ids = (prompt.token_ids * MIN_TOKENS)[:MIN_TOKENS]
-        host.read(
-            token_ids, layers, lambda reading: ropes.update({reading.layer: fit_rope(reading)})
-        )
+        host.read(token_ids, layers, visit)
     return ropes
 
 

@@ -9,9 +9,8 @@ import pytest
 import torch
 import zoo
 
-if os.environ.get("PYTEST_XDIST_WORKER"):
-    # One thread per worker: workers that share cores spend their time waiting otherwise.
-    torch.set_num_threads(1)
+# Threads gain nothing on tiny models, and lose much where several workers share the cores.
+torch.set_num_threads(1)
 
 needs_hooked = pytest.mark.skipif(
     zoo.HookedTransformer is None, reason="this transformer-lens has no HookedTransformer"

@@ -146,18 +146,7 @@ def test_layout_is_that_of_the_modelling_code(name: str, n_tokens: int) -> None:
             assert rope.rotary_start == expected.start
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(
-            name,
-            marks=pytest.mark.xfail(
-                name.startswith("deepseek"), strict=True, reason="d_head is that of the rope part"
-            ),
-        )
-        for name in NAMES
-    ],
-)
+@pytest.mark.parametrize("name", NAMES)
 def test_shape_of_the_model_is_that_of_its_tensors(name: str) -> None:
     ours = captured(name, 40)
     for record in ours.records[0]:
@@ -463,20 +452,7 @@ def test_falcon_multi_query_reads_as_its_modelling_code_rotates() -> None:
 
 
 @pytest.mark.skipif(not IS_FIRST_BRIDGE, reason="this bridge applies Cohere's rotation")
-@pytest.mark.parametrize(
-    "n_tokens",
-    [
-        pytest.param(
-            1,
-            marks=pytest.mark.xfail(
-                strict=True, reason="the rotation found for a short prompt is not verified"
-            ),
-        ),
-        2,
-        17,
-        40,
-    ],
-)
+@pytest.mark.parametrize("n_tokens", [1, 2, 17, 40])
 def test_host_that_does_not_apply_a_rotation_is_refused(n_tokens: int) -> None:
     with pytest.raises(VerificationError, match=r"layer 0 of cohere .* norm error") as caught:
         capture(zoo.bridge("cohere"), zoo.tokens(n_tokens))
@@ -566,11 +542,6 @@ def test_angles_that_differ_between_position_streams_are_refused() -> None:
         host._tables(0, {"hook_cos": cos, "hook_sin": sin}, 5)
 
 
-@pytest.mark.xfail(
-    IS_FIRST_BRIDGE,
-    strict=True,
-    reason="this bridge normalises before the rotation where the model does so after it",
-)
 def test_norm_after_the_rotation_is_right_or_refused() -> None:
     config = zoo._config(hf.HunYuanDenseV1Config, head_dim=16)()
     attention = oracle.spy(zoo.hf_model("hunyuan", attention="spy", config=config), zoo.tokens(40))
@@ -584,18 +555,7 @@ def test_norm_after_the_rotation_is_right_or_refused() -> None:
     assert off(ours.layer(0).k, attention[0].k) < TOLERANCE
 
 
-@pytest.mark.parametrize(
-    "n_tokens",
-    [
-        pytest.param(
-            n,
-            marks=pytest.mark.xfail(
-                strict=True, reason="the window of the configuration is given to global layers too"
-            ),
-        )
-        for n in (10, 40)
-    ],
-)
+@pytest.mark.parametrize("n_tokens", [10, 40])
 def test_window_is_that_of_the_layer_where_the_module_names_one_for_all(n_tokens: int) -> None:
     config = zoo._config(
         hf.Exaone4Config, num_hidden_layers=4, sliding_window=16, sliding_window_pattern=4

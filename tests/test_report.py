@@ -18,7 +18,7 @@ import zoo
 from report_fixtures import HOSTILE, random_capture, rope
 
 import lens_rope.reporting.gather as gather_module
-from lens_rope.capturing import capture
+from lens_rope.capturing import capture, token_rows
 from lens_rope.decomposition import decompose
 from lens_rope.errors import InputError, OutputError, PromptError, VerificationError
 from lens_rope.reporting import Report, report
@@ -85,13 +85,20 @@ def test_one_prompt_is_in_memory_at_a_time(model, monkeypatch):
     seen = []
 
     def spy(model, prompt, *args, **kwargs):
-        assert isinstance(prompt, str)
-        seen.append(prompt)
+        assert prompt.ndim == 1
+        seen.append(prompt.tolist())
         return capture(model, prompt, *args, **kwargs)
 
     monkeypatch.setattr(gather_module, "capture", spy)
     report(model, TEXTS)
-    assert seen == TEXTS
+    assert seen == token_rows(model, TEXTS)
+
+
+def test_rows_that_look_padded_are_refused_without_their_neighbours_being_read(model):
+    batch = zoo.tokens(12).repeat(2, 1)
+    batch[1, -3:] = 0
+    with pytest.raises(InputError, match="begin or end with the padding token 0"):
+        report(model, batch)
 
 
 def test_the_model_is_left_as_it_was(host_model):

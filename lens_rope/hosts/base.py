@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from lens_rope.errors import UnsupportedModelError
+from lens_rope.errors import LensRopeError, UnsupportedModelError
 from lens_rope.hosts.state import as_before
 from lens_rope.records import ModelInfo, Route
 
@@ -108,34 +108,58 @@ class Host(ABC):
     def trained_context(self) -> int:
         """Context of the model in tokens."""
 
-    @abstractmethod
-    def read(
-        self, token_ids: Sequence[int], layers: Sequence[int], visit: Callable[[LayerReading], None]
-    ) -> None:
-        """Runs one prompt and visits each layer once, in order.
-
-        Raises:
-            UnsupportedModelError: A layer's hooks did not show what is needed.
-        """
-
     @property
     @abstractmethod
     def _dtype(self) -> torch.dtype:
         """Precision of the weights."""
 
-    def _run(
-        self,
-        token_ids: Sequence[int],
-        hooks: list[Hook],
-        **kwargs: Any,
+    @abstractmethod
+    def _hooks(
+        self, layers: Sequence[int], visit: Callable[[LayerReading], None]
+    ) -> tuple[list[Hook], dict[str, Any]]:
+        """Forward hooks that make each layer visit its reading, and options of the forward pass."""
+
+    def read(
+        self, token_ids: Sequence[int], layers: Sequence[int], visit: Callable[[LayerReading], None]
     ) -> None:
+        """Runs one prompt and visits each layer once, in order; the model is left as it was.
+
+        Args:
+            token_ids: The prompt, without padding.
+            layers: Layers to visit, ascending.
+            visit: Called with each layer's reading; what it raises ends the run and is passed on.
+
+        Raises:
+            UnsupportedModelError: The host's forward pass fails, or its hooks do not show enough.
+        """
+        raised: list[Exception] = []
+
+        def watched(reading: LayerReading) -> None:
+            try:
+                visit(reading)
+            except Exception as error:
+                raised.append(error)
+                raise
+
+        hooks, options = self._hooks(layers, watched)
         device = next(self.model.parameters()).device
         tokens = torch.tensor([list(token_ids)], device=device)
         # An explicit mask: hosts guess one from the tokens otherwise, and may take a BOS that is
         # also the padding token for padding.
         mask = torch.ones_like(tokens)
         with torch.no_grad(), as_before(self.model), self.model.hooks(fwd_hooks=hooks):
-            self.model(tokens, return_type=None, attention_mask=mask, **kwargs)
+            try:
+                self.model(tokens, return_type=None, attention_mask=mask, **options)
+            except (LensRopeError, torch.OutOfMemoryError):
+                raise
+            except Exception as error:
+                if error in raised:
+                    raise
+                raise UnsupportedModelError(
+                    f"the forward pass of {self.info.name} on the {self.kind} failed "
+                    f"({type(error).__name__}: {error}); try the other backend or another version "
+                    "of transformer-lens"
+                ) from error
 
 
 def with_key(function: Callable[..., None], key: str) -> Callable[..., None]:

@@ -33,11 +33,18 @@ _BRIDGE_HOOKS = (
     "hook_pattern",
 )
 
+# Nothing that the host shows tells that it is another model than the one it was made from.
+_NORM_AFTER_ROTATION = ("HunYuanDenseV1Attention",)
+
 
 class BridgeHost(Host):
     """`TransformerBridge`: rotated values where they are hooked, else rotated by its own tables."""
 
     kind = "TransformerBridge"
+
+    @property
+    def _is_first_generation(self) -> bool:
+        return self.info.versions["transformer_lens"].startswith("3.")
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -65,10 +72,9 @@ class BridgeHost(Host):
                 return int(getattr(config, name) * factor)
         return int(self.model.cfg.n_ctx)
 
-    def read(
-        self, token_ids: Sequence[int], layers: Sequence[int], visit: Callable[[LayerReading], None]
-    ) -> None:
-        """See `Host.read`; a layer ends with its block."""
+    def _hooks(
+        self, layers: Sequence[int], visit: Callable[[LayerReading], None]
+    ) -> tuple[list[Hook], dict[str, Any]]:
         names = self.model.hook_dict
         seen: dict[str, Tensor] = {}
         hooks: list[Hook] = []
@@ -87,12 +93,19 @@ class BridgeHost(Host):
                     hooks.append((f"blocks.{layer}.attn.{key}", with_key(keep, key)))
             # Some hosts fire the scores after the pattern, so a layer ends with its block.
             hooks.append((f"blocks.{layer}.hook_out", finish))
-        self._run(token_ids, hooks)
+        return hooks, {}
 
     def _reading(self, layer: int, seen: dict[str, Tensor]) -> LayerReading:
         if "hook_pattern" not in seen or "hook_attn_scores" not in seen:
             raise self._refusal(layer, "its hook_attn_scores and hook_pattern did not fire")
         attn = self.model.blocks[layer].attn.original_component
+        if type(attn).__name__ in _NORM_AFTER_ROTATION and self._is_first_generation:
+            raise self._refusal(
+                layer,
+                "the model normalises queries and keys after the rotation and this bridge does so "
+                "before it, so it computes other scores than the model; transformer-lens 4 refuses "
+                "or mends that",
+            )
         read = self._read_latent if "hook_kv_latent" in seen else self._read_plain
         route, q, k, start, sample = read(layer, attn, seen)
         cos, sin = self._tables(layer, seen, q.shape[0])
@@ -212,16 +225,15 @@ def _text_config(config: Any) -> Any:
 def _window(attn: Any, config: Any, layer: int) -> int | None:
     """Sliding window of one layer of a Hugging Face model, or None.
 
-    The attention module knows it in some architectures; in others the model builds the mask from
-    the configuration. What is returned here is checked against the pattern.
+    Which layers have one is said per layer where the configuration does so; otherwise the attention
+    module knows it, or the model builds one mask for all. What is returned is checked against the
+    pattern, which tells only where the prompt is longer than the window.
     """
-    if hasattr(attn, "sliding_window"):
-        window = attn.sliding_window
-    elif getattr(config, "layer_types", None):
+    window = getattr(attn, "sliding_window", None) or getattr(config, "sliding_window", None)
+    if getattr(config, "layer_types", None):
         is_sliding = config.layer_types[layer] == "sliding_attention"
-        window = getattr(config, "sliding_window", None) if is_sliding else None
-    elif getattr(config, "use_sliding_window", True):
-        window = getattr(config, "sliding_window", None)
+    elif hasattr(attn, "sliding_window"):
+        is_sliding = attn.sliding_window is not None
     else:
-        window = None
-    return int(window) if window else None
+        is_sliding = getattr(config, "use_sliding_window", True)
+    return int(window) if window and is_sliding else None

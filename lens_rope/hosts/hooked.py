@@ -35,10 +35,9 @@ class HookedHost(Host):
         """`n_ctx`, which `load_model` sets to the trained context (the host may cap it)."""
         return int(self.model.cfg.n_ctx)
 
-    def read(
-        self, token_ids: Sequence[int], layers: Sequence[int], visit: Callable[[LayerReading], None]
-    ) -> None:
-        """See `Host.read`; a layer ends with its pattern."""
+    def _hooks(
+        self, layers: Sequence[int], visit: Callable[[LayerReading], None]
+    ) -> tuple[list[Hook], dict[str, Any]]:
         seen: dict[str, Tensor] = {}
         hooks: list[Hook] = []
 
@@ -56,7 +55,7 @@ class HookedHost(Host):
             for key in ("rot_q", "rot_k", "attn_scores"):
                 hooks.append((at + key, with_key(keep, key)))
             hooks.append((at + "pattern", finish))
-        self._run(token_ids, hooks, stop_at_layer=max(layers) + 1)
+        return hooks, {"stop_at_layer": max(layers) + 1}
 
     def _reading(self, layer: int, seen: dict[str, Tensor]) -> LayerReading:
         cfg, attn = self.model.cfg, self.model.blocks[layer].attn
