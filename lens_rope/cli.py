@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from lens_rope.reporting import Report
 
 DEMO_MODEL = "smollm2-135m"
-DEFAULT_MAX_TOKENS = 512
+DEFAULT_MAX_TOKENS = 1024
 CHECK_MAX_TOKENS = 128
 _INTERRUPTED = 130
 
