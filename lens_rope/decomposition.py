@@ -19,13 +19,13 @@ import torch
 
 from lens_rope.errors import InputError
 from lens_rope.records import LayerCapture, Prompt, RotaryCapture
+from lens_rope.results import DistanceProfile, PairSummary, ScoreBreakdown
 from lens_rope.rotation import to_pairs
 from lens_rope.scores import pattern_of, scores_of, soft_capped
 from lens_rope.spec import LayerRope
 
 if TYPE_CHECKING:
-    import pandas as pd
-    from jaxtyping import Complex, Float, Int
+    from jaxtyping import Complex, Float
 
 
 def decompose(
@@ -49,144 +49,6 @@ def decompose(
             "numbered from 0"
         )
     return HeadDecomposition(record, head, capture.prompts[prompt])
-
-
-@dataclass(frozen=True)
-class ScoreBreakdown:
-    """Every pair's contribution to one score.
-
-    Attributes:
-        query: Position of the query.
-        key: Position of the key.
-        query_token: The query's token.
-        key_token: The key's token.
-        score: Score before soft-cap, in score units; the sum of all that follows.
-        contribution: `[pair]` What each pair contributes, in score units.
-        pass_through: What the components that are not rotated contribute, in score units.
-        rope: The layer's rotation.
-    """
-
-    query: int
-    key: int
-    query_token: str
-    key_token: str
-    score: float
-    contribution: Float[np.ndarray, " pair"]
-    pass_through: float
-    rope: LayerRope
-
-    def to_dataframe(self) -> pd.DataFrame:
-        """One row per pair, the largest contribution (either sign) first."""
-        import pandas as pd
-
-        table = pd.DataFrame(
-            {
-                "pair": np.arange(self.rope.n_pairs),
-                "wavelength": self.rope.wavelength,
-                "cycles": self.rope.cycles,
-                "contribution": self.contribution,
-            }
-        )
-        return table.sort_values("contribution", key=np.abs, ascending=False, ignore_index=True)
-
-    def __str__(self) -> str:
-        """The score, the pass-through and the table."""
-        return (
-            f"score {self.score:.4f} of query {self.query} ({self.query_token!r}) and key "
-            f"{self.key} ({self.key_token!r}), pass-through {self.pass_through:.4f}\n"
-            f"{self.to_dataframe().to_string(index=False)}"
-        )
-
-
-@dataclass(frozen=True)
-class PairSummary:
-    """What each pair contributes over all visible (query, key) of a head.
-
-    Attributes:
-        mean: `[pair]` Mean contribution, in score units.
-        rms: `[pair]` Root mean square contribution, in score units.
-        share: `[pair]` Share of the variance of the scores within a query's row:
-            `sum c (s - s̄) / sum (s - s̄)²` over visible keys, with `s̄` the row's mean score. Only
-            differences within a row reach the softmax. Shares can be negative; with that of the
-            pass-through they sum to 1. nan where no row has any variance.
-        pass_through_mean: The same of the components that are not rotated.
-        pass_through_rms: Likewise.
-        pass_through_share: Likewise.
-        rope: The layer's rotation.
-    """
-
-    mean: Float[np.ndarray, " pair"]
-    rms: Float[np.ndarray, " pair"]
-    share: Float[np.ndarray, " pair"]
-    pass_through_mean: float
-    pass_through_rms: float
-    pass_through_share: float
-    rope: LayerRope
-
-    def to_dataframe(self) -> pd.DataFrame:
-        """One row per pair in order of frequency; the pass-through last, as pair -1."""
-        import pandas as pd
-
-        pairs = pd.DataFrame(
-            {
-                "pair": np.arange(self.rope.n_pairs),
-                "wavelength": self.rope.wavelength,
-                "cycles": self.rope.cycles,
-                "mean": self.mean,
-                "rms": self.rms,
-                "share": self.share,
-            }
-        )
-        if self.rope.n_pairs * 2 == self.rope.d_head:
-            return pairs
-        rest = {
-            "pair": -1,
-            "mean": self.pass_through_mean,
-            "rms": self.pass_through_rms,
-            "share": self.pass_through_share,
-        }
-        return pd.concat([pairs, pd.DataFrame([rest])], ignore_index=True)
-
-    def __str__(self) -> str:
-        """The table."""
-        return self.to_dataframe().to_string(index=False)
-
-
-@dataclass(frozen=True)
-class DistanceProfile:
-    """Mean contribution at each distance `query - key` that the head can see.
-
-    Attributes:
-        distance: `[distance]` Distance in tokens, 0 first.
-        count: `[distance]` Number of (query, key) at that distance.
-        mean: `[distance, pair]` Mean contribution, in score units.
-        pass_through: `[distance]` Mean pass-through, in score units.
-        rope: The layer's rotation.
-    """
-
-    distance: Int[np.ndarray, " distance"]
-    count: Int[np.ndarray, " distance"]
-    mean: Float[np.ndarray, "distance pair"]
-    pass_through: Float[np.ndarray, " distance"]
-    rope: LayerRope
-
-    @property
-    def total(self) -> Float[np.ndarray, " distance"]:
-        """`[distance]` Mean score at each distance, in score units."""
-        return self.mean.sum(axis=1) + self.pass_through
-
-    def to_dataframe(self) -> pd.DataFrame:
-        """One row per distance: count, total, pass-through and a column per pair."""
-        import pandas as pd
-
-        table = pd.DataFrame(self.mean, columns=[f"pair_{i}" for i in range(self.rope.n_pairs)])
-        for name in ("pass_through", "total", "count", "distance"):
-            table.insert(0, name, getattr(self, name))
-        return table
-
-    def __str__(self) -> str:
-        """The first distances as a table."""
-        return self.to_dataframe().head(20).to_string(index=False)
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     import numpy as np
     from jaxtyping import Float
 
-    from lens_rope.decomposition import DistanceProfile, PairSummary
     from lens_rope.records import LayerCheck, ModelInfo
+    from lens_rope.results import DistanceProfile, PairSummary
     from lens_rope.sinks import HeadShares
     from lens_rope.spec import LayerRope, RopeSpec
     from lens_rope.usage import LayerUsage

@@ -11,7 +11,7 @@ from lens_rope.views.colors import INK, PASS_THROUGH, pair_color
 from lens_rope.views.layout import figure, number
 
 if TYPE_CHECKING:
-    from lens_rope.decomposition import DistanceProfile, PairSummary
+    from lens_rope.results import DistanceProfile, PairSummary
     from lens_rope.spec import LayerRope
 
 MIN_COUNT = 8
