@@ -37,6 +37,7 @@ def capture(
     names: Sequence[str] | None = None,
     prepend_bos: bool | None = None,
     max_tokens: int | None = None,
+    context: int | None = None,
     progress: Progress | None = None,
 ) -> RotaryCapture:
     """Reads rotated queries and keys and verifies them against the model's own scores.
@@ -49,6 +50,8 @@ def capture(
         names: A name per prompt for tables and reports.
         prepend_bos: Whether texts start with BOS; None keeps the model's own default.
         max_tokens: Cut longer prompts to this many tokens.
+        context: Trained context in tokens, where the host does not know it: `HookedTransformer`
+            caps `n_ctx` for some models (`load_model` undoes that), and cycles are counted over it.
         progress: Called as `progress(done, total)` after each layer of each prompt.
 
     Returns:
@@ -62,6 +65,8 @@ def capture(
     """
     host = host_of(model)
     layers = checked_layers(host, layers)
+    if context is not None and context < 1:
+        raise InputError(f"context is {context}; it must be at least 1 token")
     rows = token_rows(model, prompts, attention_mask=attention_mask, prepend_bos=prepend_bos)
     records, done = [], 0
     named = _named(model, host, rows, names, max_tokens)
@@ -72,6 +77,8 @@ def capture(
         def visit(reading: LayerReading, captured: list = captured, ropes: dict = ropes) -> None:
             nonlocal done
             rope = ropes.get(reading.layer) or fit_rope(reading)
+            if context is not None:
+                rope = dataclasses.replace(rope, trained_context=context)
             captured.append(_layer_capture(reading, rope, host.info.name))
             done += 1
             if progress is not None:
@@ -87,7 +94,9 @@ def capture(
     return RotaryCapture(info, tuple(named), layers, tuple(records))
 
 
-def read_rope(model: Any, layers: Sequence[int] | None = None) -> RopeSpec:
+def read_rope(
+    model: Any, layers: Sequence[int] | None = None, *, context: int | None = None
+) -> RopeSpec:
     """The rotation of each layer, read from a short forward pass and verified there.
 
     Scalings that depend on the prompt's length (longrope, dynamic) are those of a short prompt;
@@ -96,6 +105,7 @@ def read_rope(model: Any, layers: Sequence[int] | None = None) -> RopeSpec:
     Args:
         model: A `HookedTransformer` or `TransformerBridge`.
         layers: Layers to read; None reads all.
+        context: Trained context in tokens, where the host does not know it, as for `capture`.
 
     Raises:
         InputError: A layer is out of range.
@@ -104,7 +114,8 @@ def read_rope(model: Any, layers: Sequence[int] | None = None) -> RopeSpec:
     """
     n_tokens = min(64, host_of(model).trained_context, int(model.cfg.d_vocab))
     token_ids = torch.arange(n_tokens)
-    return capture(model, token_ids, layers, attention_mask=torch.ones_like(token_ids)).rope()
+    mask = torch.ones_like(token_ids)
+    return capture(model, token_ids, layers, attention_mask=mask, context=context).rope()
 
 
 def model_shape(model: Any) -> ModelInfo:
@@ -182,7 +193,7 @@ def checked_layers(host: Host, layers: Sequence[int] | None) -> tuple[int, ...]:
         raise InputError(
             f"layers {list(unknown or wanted)} cannot be read; {host.info.name} has attention in "
             f"{len(host.attention_layers)} layers, numbered {host.attention_layers[0]} to "
-            f"{host.attention_layers[-1]}"
+            f"{host.attention_layers[-1]}; choose among them"
         )
     return wanted
 
@@ -241,10 +252,10 @@ def _named(
     prompts = []
     for name, row in zip(names, rows, strict=True):
         token_ids = row[:max_tokens]
-        if len(token_ids) > host.trained_context:
+        if len(token_ids) > host.max_tokens:
             raise PromptError(
                 f"{name} has {len(token_ids)} tokens and the context of {host.info.name} is "
-                f"{host.trained_context}; shorten it or set max_tokens"
+                f"{host.max_tokens}; shorten it or cut it to a maximum of tokens"
             )
         prompts.append(
             Prompt(

@@ -24,6 +24,7 @@ from lens_rope.reporting.prompts import read_prompts
 if TYPE_CHECKING:
     from lens_rope.reporting import Report
 
+# The same as lens_rope.demo.DEMO_MODEL, which cannot be imported here because it needs torch.
 DEMO_MODEL = "smollm2-135m"
 DEFAULT_MAX_TOKENS = 1024
 CHECK_MAX_TOKENS = 128
@@ -77,6 +78,10 @@ _Prompts = Annotated[
     typer.Option("--prompts", help='JSON lines, each an object with "text" and maybe "name".'),
 ]
 _Layers = Annotated[str | None, typer.Option(help="Layers to read, like 0-3,7. Default: all.")]
+_Context = Annotated[
+    int | None,
+    typer.Option(min=1, help="Trained context in tokens, where the model is said to have another."),
+]
 _Backend = Annotated[Backend, typer.Option(help="How to run the model.")]
 _Device = Annotated[str | None, typer.Option(help="Such as cpu or cuda. Default: best there is.")]
 _Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
@@ -128,8 +133,14 @@ def report(
         ),
     ] = None,
     max_tokens: Annotated[
-        int, typer.Option(min=1, help="Cut longer prompts to this many tokens.")
-    ] = DEFAULT_MAX_TOKENS,
+        int | None,
+        typer.Option(
+            min=1,
+            help=f"Cut longer prompts to this many tokens. Default: {DEFAULT_MAX_TOKENS:,}, or the "
+            "model's context where that is shorter.",
+        ),
+    ] = None,
+    context: _Context = None,
     out: Annotated[Path, typer.Option(help="Folder to write into, one folder per model.")] = Path(
         "lens-rope-report"
     ),
@@ -159,8 +170,8 @@ def report(
         for model, folder in folders.items():
             try:
                 done = _report_one(
-                    model, texts, names, wanted_layers, wanted_heads, max_tokens, backend, device,
-                    dtype,
+                    model, texts, names, wanted_layers, wanted_heads, max_tokens, context, backend,
+                    device, dtype,
                 )  # fmt: skip
                 done.save(folder, formats=formats)  # type: ignore[arg-type]
             except LensRopeError as error:
@@ -183,6 +194,7 @@ def report(
 def inspect(
     model: _ModelArgument,
     layers: _Layers = None,
+    context: _Context = None,
     backend: _Backend = Backend.auto,
     device: _Device = None,
     dtype: _Dtype = "float32",
@@ -196,7 +208,7 @@ def inspect(
 
         with _progress() as step:
             step("reading the rotation", 0, 0)
-            spec = read_rope(loaded, wanted)
+            spec = read_rope(loaded, wanted, context=context)
         if format is TableFormat.table:
             from lens_rope.views.terminal import rope_table
 
@@ -218,8 +230,14 @@ def check(
     prompts: _Prompts = None,
     layers: _Layers = None,
     max_tokens: Annotated[
-        int, typer.Option(min=1, help="Cut longer prompts to this many tokens.")
-    ] = CHECK_MAX_TOKENS,
+        int | None,
+        typer.Option(
+            min=1,
+            help=f"Cut longer prompts to this many tokens. Default: {CHECK_MAX_TOKENS:,}, or the "
+            "model's context where that is shorter.",
+        ),
+    ] = None,
+    context: _Context = None,
     backend: _Backend = Backend.auto,
     device: _Device = None,
     dtype: _Dtype = "float32",
@@ -230,7 +248,7 @@ def check(
         names, texts = read_prompts(text, file, prompts)
         wanted = _parse_layers(layers)
         loaded = _load(model, backend, device, dtype)
-        rows, failures = _check_layers(loaded, texts, names, wanted, max_tokens)
+        rows, failures = _check_layers(loaded, texts, names, wanted, max_tokens, context)
         from lens_rope.views.terminal import check_table
 
         typer.echo(check_table(rows, format.value), nl=False)
@@ -246,7 +264,8 @@ def _report_one(
     names: list[str] | None,
     layers: list[int] | None,
     heads: list[tuple[int, int]] | None,
-    max_tokens: int,
+    max_tokens: int | None,
+    context: int | None,
     backend: Backend,
     device: str | None,
     dtype: str,
@@ -254,11 +273,19 @@ def _report_one(
     loaded = _load(model, backend, device, dtype)
     from lens_rope.reporting import report as make_report
 
+    max_tokens = _token_limit(loaded, max_tokens, DEFAULT_MAX_TOKENS)
     with _progress() as step:
         return make_report(
-            loaded, texts, layers=layers, heads=heads, max_tokens=max_tokens, names=names,
-            progress=step,
+            loaded, texts, layers=layers, heads=heads, max_tokens=max_tokens, context=context,
+            names=names, progress=step,
         )  # fmt: skip
+
+
+def _token_limit(model: Any, asked: int | None, default: int) -> int:
+    """What was asked for as it is; a default no longer than what the model takes."""
+    from lens_rope.hosts import host_of
+
+    return min(default, host_of(model).max_tokens) if asked is None else asked
 
 
 def _load(model: str, backend: Backend, device: str | None, dtype: str) -> Any:
@@ -274,7 +301,8 @@ def _check_layers(
     texts: list[str] | None,
     names: list[str] | None,
     layers: list[int] | None,
-    max_tokens: int,
+    max_tokens: int | None,
+    context: int | None,
 ) -> tuple[list[dict[str, Any]], list[VerificationError]]:
     """One row per prompt and layer, and the errors of the layers that cannot be read."""
     from lens_rope.capturing import capture
@@ -283,12 +311,13 @@ def _check_layers(
 
     if texts is None:
         texts, names = [sample_text()], [SAMPLE_NAME]
+    max_tokens = _token_limit(model, max_tokens, CHECK_MAX_TOKENS)
     rows: list[dict[str, Any]] = []
     failures: list[VerificationError] = []
 
     def run(text: str, name: str, some: list[int] | None, step: Callable[..., None]) -> None:
         qk = capture(
-            model, text, some, names=[name], max_tokens=max_tokens,
+            model, text, some, names=[name], max_tokens=max_tokens, context=context,
             progress=lambda done, total: step(f"checking {name}", done, total),
         )  # fmt: skip
         rows.extend({**row, "ok": True} for row in qk.verification().to_dict("records"))

@@ -76,7 +76,8 @@ def _misfit(rope: LayerRope, reading: LayerReading) -> float:
     """How badly a candidate explains the vectors after rotation, or else the scores."""
     if reading.sample is not None:
         return max(rotation_errors(rope, reading))
-    return score_errors(*rotated(reading, rope), rope, reading)[1]
+    error = score_errors(*rotated(reading, rope), rope, reading)[1]
+    return np.inf if np.isnan(error) else error
 
 
 def _turns(table: Complex[np.ndarray, "pos width"]) -> Iterator[Complex[np.ndarray, "pos pair"]]:

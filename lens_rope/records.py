@@ -9,12 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
 import torch
 
 from lens_rope.errors import InputError
 from lens_rope.scores import visibility
-from lens_rope.spec import LayerRope, RopeSpec
+from lens_rope.spec import LayerRope, RopeSpec, ranges
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from jaxtyping import Bool, Float, Int
 
-Route = Literal["hook_rot", "hook_cos"]
+Route = Literal["hook_rot", "hook_cos", "hook_cos_pattern"]
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,9 @@ class LayerCheck:
     Attributes:
         layer: Index of the layer.
         route: `hook_rot` when the rotated values were read at the model's own hook points,
-            `hook_cos` when `hook_q` and `hook_k` were rotated with the model's own tables.
+            `hook_cos` when `hook_q` and `hook_k` were rotated with the model's own tables,
+            `hook_cos_pattern` when besides the host shows the pattern alone, so that scores are
+            compared up to a constant per query.
         score: Error of the recomputed scores against the model's.
         pattern: Error of the attention pattern that the visibility, soft-cap and sinks imply.
         norm: Error of each pair's length across the rotation (nan where only the scores
@@ -97,7 +98,8 @@ class LayerCheck:
         angle: Error of the rotated pairs against angles that grow linearly with position (nan
             likewise).
         head_residual: `[head]` Largest absolute difference between the model's score and the sum
-            of contributions and pass-through, in score units.
+            of contributions and pass-through, in score units (after soft-cap where there is one,
+            up to a constant per query where only the pattern is shown).
     """
 
     layer: int
@@ -281,15 +283,8 @@ class RotaryCapture:
         tokens = ", ".join(f"{prompt.name} ({len(prompt)} tokens)" for prompt in self.prompts)
         return (
             f"RotaryCapture of {self.model.name} on {self.model.host}\n"
-            f"  layers: {_ranges(self.layer_indices)}   heads: {self.model.n_heads}"
+            f"  layers: {ranges(self.layer_indices)}   heads: {self.model.n_heads}"
             f"   KV heads: {self.model.n_kv_heads}   d_head: {self.model.d_head}\n"
             f"  prompts: {tokens}\n"
             f"  verified: scores within {self.max_relative_error:.1e} of the model's own"
         )
-
-
-def _ranges(numbers: tuple[int, ...]) -> str:
-    """`0-3, 7` for (0, 1, 2, 3, 7)."""
-    breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
-    runs = np.split(np.array(numbers), breaks)
-    return ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from lens_rope.spec import LayerRope
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ScoreBreakdown:
     """Every pair's contribution to one score.
 
@@ -52,7 +52,7 @@ class ScoreBreakdown:
         )
         return table.sort_values("contribution", key=np.abs, ascending=False, ignore_index=True)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         """The score, the pass-through and the table."""
         return (
             f"score {self.score:.4f} of query {self.query} ({self.query_token!r}) and key "
@@ -61,7 +61,7 @@ class ScoreBreakdown:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PairSummary:
     """What each pair contributes over all visible (query, key) of a head.
 
@@ -110,12 +110,12 @@ class PairSummary:
         }
         return pd.concat([pairs, pd.DataFrame([rest])], ignore_index=True)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         """The table."""
         return self.to_dataframe().to_string(index=False)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DistanceProfile:
     """Mean contribution at each distance `query - key` that the head can see.
 
@@ -147,6 +147,6 @@ class DistanceProfile:
             table.insert(0, name, getattr(self, name))
         return table
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         """The first distances as a table."""
         return self.to_dataframe().head(20).to_string(index=False)

@@ -6,6 +6,7 @@ layer. It is made from the tables of a forward pass (see `fit`), never from a co
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -197,6 +198,17 @@ class RopeSpec:
             ]
         ).astype({"window": "Int64"})
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         """The summary as a table."""
         return f"RoPE of {self.model}\n{self.summary().to_string(index=False)}"
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Ascending numbers as people write them: `0-3, 7` for 0, 1, 2, 3, 7."""
+    runs: list[list[int]] = []
+    for n in numbers:
+        if runs and n == runs[-1][-1] + 1:
+            runs[-1].append(n)
+        else:
+            runs.append([n])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

@@ -64,6 +64,8 @@ def save_capture(capture: RotaryCapture, path: str | Path) -> Path:
         "layer_indices": capture.layer_indices,
         "records": records,
     }
+    if not path.name or path.is_dir():
+        raise OutputError(f"{str(path)!r} is a folder; give the name of a file in it")
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         save_file(tensors, aside, metadata={"lens_rope": json.dumps(header)})

@@ -21,6 +21,12 @@ def tokenize(model: Any, text: str, *, prepend_bos: bool | None = None) -> list[
     """
     if not text.strip():
         raise PromptError("the prompt is empty; give some text")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise PromptError(
+            f"the prompt is not valid text (character {error.start} is half of a pair); mend it"
+        ) from error
     if model.tokenizer is None:
         raise PromptError("the model has no tokenizer; pass a tensor of token ids instead of text")
     bos = {} if prepend_bos is None else {"prepend_bos": prepend_bos}

@@ -33,9 +33,6 @@ TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-5, torch.bfloat16: 2e-2, tor
 
 _FLOAT32_EPS = torch.finfo(torch.float32).eps
 
-# Softmax turns scores into weights; below this a weight says too little about its score.
-_SMALLEST_WEIGHT = 1e-5
-
 _CAUSES = {
     "pattern": (
         "the attention pattern does not follow from the scores with a causal mask, window {window} "
@@ -121,15 +118,21 @@ def score_errors(
     ours = soft_capped(scores_of(q, k, rope, reading.scale), reading.softcap)
     usable = visibility(len(q), rope.window, device=q.device).expand_as(ours)
     size = ours.masked_fill(~usable, 0).abs().amax(dim=(1, 2))
-    if _shows_pattern_only(reading):
-        # The logarithm of a softmax is the score up to a constant per query.
-        usable = usable & (reading.pattern > _SMALLEST_WEIGHT)
+    if reading.route == "hook_cos_pattern":
+        # The logarithm of a softmax is the score up to a constant per query, as exact as the weight
+        # itself, until weights leave the range of their precision.
+        usable = usable & (reading.pattern >= torch.finfo(reading.pattern.dtype).tiny)
+        is_compared = usable.sum(-1) > 1
+        if len(q) > 1:
+            # A head that attends to one key alone in every row shows nothing of its scores.
+            size = torch.where(is_compared.any(-1), size, torch.nan)
         ours = _row_centred(ours, usable)
         theirs = _row_centred(reading.pattern.to(ours.dtype).log(), usable)
     else:
         theirs = reading.scores.to(ours.dtype)
     difference = (ours - theirs).masked_fill(~usable, 0).abs().amax(dim=(1, 2))
-    relative = difference / size.clamp_min(torch.finfo(size.dtype).tiny)
+    # nan stays nan here, and is refused.
+    relative = difference / torch.where(size == 0, torch.finfo(size.dtype).tiny, size)
     return difference.cpu(), float(relative.max())
 
 
@@ -144,7 +147,7 @@ def pattern_error(
     The host's own scores are used, because rounding of large scores would be magnified; ours only
     where the host shows none.
     """
-    if _shows_pattern_only(reading):
+    if reading.route == "hook_cos_pattern":
         scores = soft_capped(scores_of(q, k, rope, reading.scale), reading.softcap)
     else:
         scores = reading.scores
@@ -196,8 +199,3 @@ def _row_centred(
     """`x` less its mean over the usable keys of each query."""
     kept = x.masked_fill(~usable, 0)
     return x - kept.sum(-1, keepdim=True) / usable.sum(-1, keepdim=True).clamp_min(1)
-
-
-def _shows_pattern_only(reading: LayerReading) -> bool:
-    """Whether the host gives the pattern under the name of the scores (GPT-J on the bridge)."""
-    return torch.equal(reading.scores, reading.pattern)

@@ -56,9 +56,8 @@ prepare_env() {
     printf 'Setting up %s (once; several minutes)\n' "$VENV" >&2
     # --clear: an environment without a stamp is the rest of an interrupted install.
     "$python" -m venv --clear "$VENV" || die "cannot create $VENV with $python"
-    # A torch that pip already offers for the CPU satisfies the pin, and then nothing replaces it.
-    "$VENV/bin/python" -m pip install -qq --constraint "$constraints" torch &&
-        "$VENV/bin/python" -m pip install -qq --constraint "$constraints" --editable "$ROOT[dev]" ||
+    # Which build of torch this takes, for the CPU or for CUDA, is what pip is set up to offer.
+    "$VENV/bin/python" -m pip install --quiet --constraint "$constraints" --editable "$ROOT[dev]" ||
         die "the installation failed; pip's message is above. Run this again to start over"
     # Last of all, and by renaming, so that only a finished install carries a stamp.
     printf '%s\n' "$wanted" >"$stamp.new" && mv "$stamp.new" "$stamp"

@@ -267,7 +267,7 @@ EXPECTED: dict[str, Expected] = {
     "llama-llama3": Expected(lambda n: llama3(16, 5e5, 8.0, 1.0, 4.0, 32)),
     "llama-llama3-8192": Expected(lambda n: llama3(16, 5e5, 8.0, 1.0, 4.0, 8192)),
     "llama-linear": Expected(lambda n: plain(16) / 4),
-    "llama-dynamic": Expected(lambda n: dynamic_ntk(16, 1e4, 4.0, n, 32)),
+    "llama-dynamic": Expected(lambda n: dynamic_ntk(16, 1e4, 4.0, n, 32), context=32),
     "llama-yarn": Expected(lambda n: yarn(16, 1e4, 4.0, 32), factor=yarn_factor(4.0)),
     "mistral": Expected(_plain(), windows=(16, 16)),
     # MixtralConfig.default_theta is 1e6.

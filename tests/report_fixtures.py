@@ -62,6 +62,28 @@ def random_capture(
     return RotaryCapture(info, (prompt,), tuple(r.layer for r in ropes), (records,))
 
 
+def with_pairs(
+    qk: RotaryCapture, layer: int, weights: tuple[float, ...], kv_head: int | None = None
+) -> RotaryCapture:
+    """A capture in which the pairs of one layer see the same keys, times a weight each.
+
+    Without `kv_head` this holds for all key heads. The share of pair i is its weight over the sum.
+    """
+    records = list(qk.records[0])
+    old = records[layer]
+    q, k = old.q.clone(), old.k.clone()
+    chosen = range(old.n_kv_heads) if kv_head is None else [kv_head]
+    for key_head in chosen:
+        k[:, key_head] = 0
+        for head in range(old.n_heads):
+            if old.kv_head(head) == key_head:
+                q[:, head] = q[:, head, :1]
+        for pair, weight in enumerate(weights):
+            k[:, key_head, pair] = weight * old.k[:, key_head, 0]
+    records[layer] = dataclasses.replace(old, q=q, k=k)
+    return dataclasses.replace(qk, records=(tuple(records),))
+
+
 @functools.cache
 def _written(name: str, root: str) -> Path:
     folder = Path(root) / name

@@ -287,6 +287,31 @@ def test_tables_that_grow_are_put_back():
     assert_as_before(before, state_of(model))
 
 
+def test_context_can_be_given(host_model):
+    given = read_rope(host_model, context=1000)[0]
+    assert given.context == 1000
+    np.testing.assert_allclose(given.cycles, given.inv_freq * 1000 / (2 * np.pi))
+    assert capture(host_model, zoo.tokens(12), context=1000).layer(1).rope.trained_context == 1000
+    with pytest.raises(InputError, match="context is 0"):
+        read_rope(host_model, context=0)
+
+
+def test_text_that_cannot_be_encoded_is_refused(host_model):
+    with pytest.raises(PromptError, match="not valid text"):
+        capture(host_model, "t44 \ud800")
+
+
+def test_failure_inside_the_host_is_named(host_model):
+    from lens_rope.errors import UnsupportedModelError
+
+    def fail(value, hook):
+        raise AttributeError("no such thing")
+
+    host_model.add_hook("blocks.1.attn.hook_pattern", fail)
+    with pytest.raises(UnsupportedModelError, match=r"forward pass of .* failed \(AttributeError"):
+        capture(host_model, zoo.tokens(12))
+
+
 def test_read_rope_equals_the_rotation_of_a_capture(host_model):
     spec = read_rope(host_model)
     of_prompt = capture(host_model, zoo.tokens(40)).rope()

@@ -18,8 +18,9 @@ from report_fixtures import saved_model
 from typer.testing import CliRunner
 
 import lens_rope.cli as cli
+import lens_rope.demo
 import lens_rope.models
-from lens_rope.errors import ModelLoadError, VerificationError
+from lens_rope.errors import ModelLoadError, PromptError, VerificationError
 from lens_rope.reporting.write import MARKER
 
 TEXT = " ".join(f"t{40 + i % 11}" for i in range(30))
@@ -112,6 +113,46 @@ def test_options_reach_the_report(run, tiny, tmp_path):
         heads = dict.fromkeys((row["layer"], row["head"]) for row in csv.DictReader(file))
     assert list(heads) == [("1", "3"), ("1", "0")]
     assert "lens-rope: note: First was cut: the first 20 of 31 tokens were read.\n" in err
+
+
+def test_the_demo_model_has_one_name():
+    assert cli.DEMO_MODEL == lens_rope.demo.DEMO_MODEL
+
+
+def short_context(n_tokens):
+    config = zoo.CONFIGS["llama"]()
+    config.max_position_embeddings = n_tokens
+    return zoo.bridge_of(zoo.hf_model("llama", config=config), "llama")
+
+
+def test_defaults_fit_models_of_short_context(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(lens_rope.models, "load_model", lambda *a, **k: short_context(24))
+    code, _, err = run("report", "short", "--text", TEXT, "--format", "json")
+    assert code == 0, err
+    assert "note: Text was cut: the first 24 of 31 tokens were read." in err
+    code, out, err = run("check", "short", "--text", TEXT)
+    assert (code, err) == (0, "")
+    assert out.count("yes") == 2
+    # Asked for, it is taken as it is.
+    for command in ("report", "check"):
+        code, _, err = run(command, "short", "--text", TEXT, "--max-tokens", "30")
+        assert code == PromptError.exit_code
+        assert "30 tokens and the context of llama is 24" in one_sentence(err)
+
+
+def test_the_context_can_be_given(run, tiny, tmp_path):
+    code, out, _ = run("inspect", tiny, "--context", "4096", "--format", "json")
+    assert code == 0
+    assert {entry["context"] for entry in json.loads(out)["rope"]} == {4096}
+    code, _, err = run(
+        "report", tiny, "--text", TEXT, "--context", "4096", "--format", "json", "--out", "there"
+    )
+    assert code == 0
+    assert "note: Cycles are counted over a context of 4,096 tokens" in err
+    content = json.loads((tmp_path / "there/llama/report.json").read_text("utf-8"))
+    assert {entry["context"] for entry in content["rope"]} == {4096}
+    assert run("check", tiny, "--text", TEXT, "--context", "4096")[0] == 0
+    assert run("report", tiny, "--context", "0")[0] == 2
 
 
 def test_no_model_means_the_demo_on_the_sample_text(run, tmp_path, monkeypatch):
@@ -236,6 +277,11 @@ def test_help_imports_nothing_heavy():
         (["--prompts", "list.jsonl"], 7, 'list.jsonl line 1 has no "text"'),
         (["--prompts", "name.jsonl"], 7, 'name.jsonl line 1: "name" must be a string'),
         (["--prompts", "blank.jsonl"], 7, "blank.jsonl line 1 is empty"),
+        (["--prompts", "deep.jsonl"], 7, "deep.jsonl line 2 is not JSON"),
+        (["--prompts", "half.jsonl"], 7, 'half.jsonl line 2: "text" is not text: character 3 is'),
+        (["--prompts", "halfname.jsonl"], 7, 'halfname.jsonl line 1: "name" is not text'),
+        (["--text", "\udcff w5"], 7, "text is not text: character 1 is half a character or a byte"),
+        (["--out", "mixed"], 6, "mixed/smollm2-135m holds mine.txt beside a report"),
         (["--out", "empty"], 6, "cannot write empty/smollm2-135m: "),
         (
             ["--out", "taken"],
@@ -257,6 +303,17 @@ def test_bad_input_is_one_sentence_before_a_model_is_loaded(
     (tmp_path / "blank.jsonl").write_text('{"text": " "}\n')
     (tmp_path / "taken" / "smollm2-135m").mkdir(parents=True)
     (tmp_path / "taken" / "smollm2-135m" / "mine.txt").write_text("precious")
+    (tmp_path / "deep.jsonl").write_text('{"text": "a"}\n' + "[" * 200_000)
+    (tmp_path / "half.jsonl").write_text('{"text": "a"}\n{"text": "a \\ud800"}\n')
+    (tmp_path / "halfname.jsonl").write_text('{"text": "a", "name": "\\ud800"}\n')
+    (tmp_path / "mixed" / "smollm2-135m").mkdir(parents=True)
+    (tmp_path / "mixed" / "smollm2-135m" / "mine.txt").write_text("precious")
+    marker = {
+        "schema": "lens-rope-report/1", "created": "", "model": "", "host": "", "layers": 1,
+        "heads": 1, "max_relative_error": 0.0, "prompts": 1, "tokens": 1, "findings": [],
+        "files": [],
+    }  # fmt: skip
+    (tmp_path / "mixed" / "smollm2-135m" / MARKER).write_text(json.dumps(marker))
     (tmp_path / "homepage").mkdir()
     (tmp_path / "homepage" / "index.html").write_text("<h1>Mine</h1>")
     before = files(tmp_path)

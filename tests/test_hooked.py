@@ -345,7 +345,7 @@ def test_expanded_key_heads_that_were_edited_are_key_heads_of_their_own() -> Non
         value[:, :, 1] *= -1
         return value
 
-    edited.add_perma_hook("blocks.0.attn.hook_rot_k", edit)
+    edited.add_perma_hook("blocks.0.attn.hook_k", edit)
     ours = capture(edited, zoo.tokens(40))
     assert [record.n_kv_heads for record in ours.records[0]] == [4, 2]
     keys = own("grouped", 40, 0, "rot_k")

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 import zoo
-from report_fixtures import HOSTILE, random_capture, rope
+from report_fixtures import HOSTILE, random_capture, report_data, rope, with_pairs
 
 import lens_rope.reporting.gather as gather_module
 from lens_rope.capturing import capture, token_rows
@@ -129,10 +129,15 @@ def test_token_ids_and_the_sample_text_are_prompts_too(model):
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"heads": [(0, 4)]}, "head 0.4 does not exist; llama has layers 0 to 1"),
+        (
+            {"heads": [(0, 4)]},
+            "head 0.4 does not exist; llama has layers 0 to 1 with heads 0 to 3; choose among them",
+        ),
         ({"heads": [(2, 0)]}, "head 2.0 does not exist"),
         ({"heads": [(-1, 0)]}, "head -1.0 does not exist"),
         ({"heads": [(0, 0)], "layers": [1]}, "layer 0 is not among the layers to read"),
+        ({"heads": [(0, 0)], "layers": [1]}, "add it to the layers or leave the head out"),
+        ({"context": 0}, "context is 0; it must be at least 1"),
         ({"layers": [5]}, "layers [5] cannot be read"),
         ({"names": ["one"]}, "1 names for 2 prompts"),
     ],
@@ -174,6 +179,9 @@ def test_json_has_the_keys_of_the_schema(done):
     np.testing.assert_allclose(
         content["rope"][0]["inv_freq"], 1e4 ** (-np.arange(8) / 8), rtol=1e-6
     )
+    assert [entry["inv_freq_error"] for entry in content["rope"]] == [
+        r.inv_freq_error.tolist() for r in done.data.rope.layers
+    ]
     layers = content["verification"]["layers"]
     assert content["verification"]["max_relative_error"] == max(e["relative_error"] for e in layers)
     assert [(e["layer"], len(e["query"]), len(e["key"])) for e in content["usage"]] == [
@@ -183,6 +191,9 @@ def test_json_has_the_keys_of_the_schema(done):
     above = {(h["layer"], h["head"]) for h in content["heads"] if h["sink_share"] > SINK_THRESHOLD}
     assert {(h["layer"], h["head"]) for h in content["sinks"]["heads"]} == above
     assert content["sinks"]["threshold"] == 0.3
+    # Uniform attention gives the first key 1 / (t + 1) from each query t.
+    base = [np.mean(1 / np.arange(1, n + 1)) for n in (41, 26)]
+    assert content["sinks"]["uniform_share"] == pytest.approx(np.average(base, weights=[41, 26]))
     assert content["findings"] == list(done.data.findings)
 
 
@@ -217,7 +228,6 @@ def test_the_gallery_holds_the_leaders_of_each_reason():
     assert len(where) == len(set(where)) == 3 * PER_REASON
     sink = np.array([entry.sink_share for entry in shares])
     assert where[0] == np.unravel_index(sink.argmax(), sink.shape)
-    assert gallery[0].reasons[0].startswith("sink: gives")
     assert where[0][0] != where[1][0]
     previous = np.array([entry.previous_share for entry in shares])
     for taken in where[:2]:
@@ -229,6 +239,69 @@ def test_the_gallery_holds_the_leaders_of_each_reason():
     for taken in where[:4]:
         single[taken] = -1
     assert where[4] == np.unravel_index(single.argmax(), single.shape)
+
+
+def test_the_rule_says_what_was_found():
+    one_layer, rule = _gallery(random_capture((rope(0),)))
+    assert len(one_layer) == 3
+    assert rule.endswith(
+        "1 for the largest sink share, 1 for the largest attention to the previous token, 1 for "
+        "the largest share, at most 100%, of score variance in one rotary pair."
+    )
+    without_rope, rule = _gallery(random_capture((rope(0, rotary_dim=0),)))
+    assert len(without_rope) == 2
+    assert "none for the largest share, at most 100%, of score variance" in rule
+
+
+def _gallery(qk):
+    return build_gallery(qk, [head_shares(record) for record in qk.records[0]], None)
+
+
+def test_heads_are_called_sink_or_previous_token_above_the_thresholds_only():
+    qk = random_capture((rope(0), rope(1)), n_pos=70)
+    weak = [reason for head in _gallery(qk)[0] for reason in head.reasons]
+    assert [reason.split(":")[0] for reason in weak[:4]] == [
+        "largest sink share", "largest sink share",
+        "largest attention to the previous token", "largest attention to the previous token",
+    ]  # fmt: skip
+    for n_pos, label in [(70, "sink: gives"), (30, "largest sink share:")]:
+        record = random_capture((rope(0),), n_pos=n_pos).records[0][0]
+        k = torch.zeros_like(record.k)
+        k[0] = 6.0
+        record = dataclasses.replace(record, q=torch.ones_like(record.q), k=k)
+        strong = random_capture((rope(0),), n_pos=n_pos)
+        strong = dataclasses.replace(strong, records=((record,),))
+        assert head_shares(record).sink_share[0] > 0.9
+        # In a short prompt uniform attention alone comes near, so nothing is called a sink there.
+        assert _gallery(strong)[0][0].reasons[0].startswith(label)
+
+
+def test_the_gallery_is_about_the_first_prompt_alone(model, done):
+    first = capture(model, TEXTS[0])
+    alone, rule = _gallery(first)
+    assert [(head.layer, head.head, head.reasons) for head in done.data.gallery] == [
+        (head.layer, head.head, head.reasons) for head in alone
+    ]
+    merged, _ = build_gallery(first, done.data.shares, None)
+    assert [head.reasons for head in merged] != [head.reasons for head in alone]
+    assert done.data.gallery_rule == f"{rule} All on one alone, the first of 2 prompts."
+
+
+def test_a_pair_that_others_work_against_does_not_carry_a_head():
+    ropes = (rope(0), rope(1))
+    # Pair 0 has 1 / (1 - 0.8) = 500% of the variance, pair 1 -400%.
+    qk = with_pairs(random_capture(ropes), 0, (1.0, -0.8))
+    assert decompose(qk, 0, 0).by_pair().share.max() == pytest.approx(5)
+    singles = [h for h in _gallery(qk)[0] if h.reasons[0].startswith("one pair")]
+    assert [head.layer for head in singles] == [1]
+    assert not any("One frequency" in f for f in report_data(qk, heads=((0, 0),)).findings)
+    # 60% is a lot, 25% is not.
+    carried = report_data(with_pairs(random_capture(ropes), 0, (0.2, 0.6, 0.2)), heads=((0, 0),))
+    sentence = next(f for f in carried.findings if "One frequency" in f)
+    assert "among the heads shown, it is clearest in layer 0 head 0, where pair 1 " in sentence
+    assert "accounts for 60% of the variance of its scores within a query on a prompt;" in sentence
+    spread = report_data(with_pairs(random_capture(ropes), 0, (0.25,) * 4), heads=((0, 0),))
+    assert not any("One frequency" in f for f in spread.findings)
 
 
 def test_heads_that_were_asked_for_are_shown_in_that_order(model):
@@ -272,27 +345,35 @@ def changed(done, **changes):
 
 
 def test_findings_follow_the_sinks(done):
-    def with_sinks(share, position):
+    def with_sinks(share, position, same=(True,) * 4):
         return [
             dataclasses.replace(
-                entry, sink_share=np.array(share, float), sink_position=np.array(position)
+                entry,
+                sink_share=np.array(share, float),
+                sink_position=np.array(position),
+                same_position=np.array(same),
             )
             for entry in done.data.shares
         ]
 
     def sentence(shares, bos=True):
-        prompts = tuple(dataclasses.replace(p, starts_with_bos=bos) for p in done.data.prompts)
+        prompts = tuple(
+            dataclasses.replace(p, starts_with_bos=bos, n_tokens=64, token_texts=("t",) * 64)
+            for p in done.data.prompts
+        )
         data = changed(done, shares=tuple(shares), prompts=prompts)
         return next(f for f in findings(data) if "ttention sinks" in f)
 
     none = with_sinks([0.1] * 4, [0] * 4)
     assert sentence(none) == (
-        "No attention sinks: none of 8 heads gives more than 30% of its attention to any one key."
+        "No attention sinks: none of 8 heads gives more than 30% of its attention (mean over the "
+        "queries that see the key) to any one key."
     )
     all_bos = [none[0], with_sinks([0.9, 0.2, 0.2, 0.4], [0, 0, 0, 0])[1]]
     assert sentence(all_bos) == (
-        "Attention sinks: 2 of 8 heads (25%) give more than 30% of their attention to one key, "
-        "always the first token (BOS); the first such head is in layer 1."
+        "Attention sinks: 2 of 8 heads (25%) give more than 30% of their attention (mean over the "
+        "queries that see the key) to one key, always the first token (BOS); the first such head "
+        "is in layer 1."
     )
     assert "always the first token (not BOS);" in sentence(all_bos, bos=False)
     assert "always the first token;" in sentence(all_bos, bos=None)
@@ -301,6 +382,57 @@ def test_findings_follow_the_sinks(done):
         sentence(mixed)
     )
     assert "position 5" in sentence(mixed)
+    assert "where prompts differ" not in sentence(mixed)
+    # Merged positions say nothing of single prompts; a head below the threshold does not matter.
+    share = [0.9, 0.2, 0.2, 0.4]
+    apart = with_sinks(share, [0, 0, 0, 0], same=[True, True, True, False])
+    assert "most often the first token (BOS);" in sentence(apart)
+    below = with_sinks(share, [0, 0, 0, 0], same=[True, False, True, True])
+    assert "always the first token (BOS);" in sentence(below)
+    apart = with_sinks(share, [0, 0, 0, 5], same=[False, True, True, True])
+    assert sentence(apart).endswith(
+        "; where prompts differ, the position with the largest share over all counts."
+    )
+
+
+def test_short_prompts_have_no_sinks_and_no_previous_token_heads(done):
+    text = "\n".join(done.data.findings)
+    assert (
+        "Attention sinks: prompts of 26 tokens are too short to tell sinks, because uniform "
+        f"attention alone would give the first key {done.data.uniform_share:.0%}; give at least 64 "
+        "tokens."
+    ) in text
+    assert 0.1 < done.data.uniform_share < 0.16
+    assert "previous" not in text
+    page = done.html()
+    assert "A prompt of this report is too short to tell sinks, so none is marked." in page
+    assert "strongest sink head" not in page
+    assert f"uniform attention would give the first key {done.data.uniform_share:.0%}." in page
+    one = dataclasses.replace(done.data.prompts[0], n_tokens=63)
+    assert any("too short" in f for f in findings(changed(done, prompts=(one,))))
+    one = dataclasses.replace(done.data.prompts[0], n_tokens=64, token_texts=("t",) * 64)
+    long = changed(done, prompts=(one,))
+    assert not any("too short" in f for f in findings(long))
+    assert any("previous token" in f for f in findings(long))
+    assert "too short to tell" not in render(dataclasses.replace(long, findings=()))
+
+
+def test_a_pattern_alone_verifies_scores_up_to_a_constant(done):
+    checks = tuple(dataclasses.replace(c, route="hook_cos_pattern") for c in done.data.checks)
+    changed_data = changed(done, checks=checks)
+    assert "compared up to a constant per query, match" in findings(changed_data)[0]
+    sentence = "scores were compared up to a constant per query"
+    assert sentence in render(changed_data)
+    assert sentence not in done.html()
+
+
+def test_the_context_can_be_given(model):
+    given = report(model, TEXTS[1], context=4096).data
+    assert {r.context for r in given.rope.layers} == {4096}
+    assert given.notes[0].startswith("Cycles are counted over a context of 4,096 tokens")
+    own = report(model, TEXTS[1]).data
+    assert {r.context for r in own.rope.layers} == {128}
+    assert own.notes == ()
 
 
 def test_notes_say_what_a_reader_must_know(model, done):
@@ -422,6 +554,26 @@ def test_the_same_input_gives_the_same_bytes(model, monkeypatch):
         assert one.replace("1970-01-01T00:16:40Z", "1970-01-01T00:33:20Z") == other
 
 
+@pytest.mark.parametrize(("n_kinds", "more"), [(4, None), (5, "1 more kind"), (6, "2 more kinds")])
+def test_four_kinds_of_layer_are_drawn_over_distance(n_kinds, more):
+    ropes = tuple(rope(layer, window=16 * (layer + 1)) for layer in range(n_kinds))
+    page = render(report_data(random_capture(ropes), heads=()))
+    assert page.count("What distance looks like to each pair.") == 4
+    assert (f"{more} of layer" in page) if more else ("not drawn this way" not in page)
+
+
+def test_captions_say_what_holds(done):
+    page = done.html()
+    for sentence in (
+        "of a head, relative to that head’s largest score; each dot is the worst head of its layer",
+        "less than a quarter of a cycle stays warm",
+        "Attention patterns and attention received are on this page only.",
+        "seen by at least half as many queries as the key that most queries see",
+    ):
+        assert sentence in page
+    assert "every number in it" not in page
+
+
 def test_a_layer_without_rope_is_shown_as_such():
     page = report(zoo.bridge("smollm3"), TEXTS[1]).html()
     assert "no RoPE" in page
@@ -454,10 +606,29 @@ def test_save_writes_the_files(done, tmp_path):
 
 def test_save_replaces_an_earlier_report(done, tmp_path):
     done.save(tmp_path / "r")
-    (tmp_path / "r" / "stale.txt").write_text("old")
+    (tmp_path / "r" / "tables" / ".DS_Store").write_text("")  # left by whoever looked at it
     done.save(tmp_path / "r", formats=["json"])
     assert names(tmp_path / "r") == [MARKER, "report.json"]
     assert [p.name for p in tmp_path.iterdir()] == ["r"]
+
+
+@pytest.mark.parametrize("mine", ["notes.txt", "tables/mine.csv", "deep/er/thesis.tex", "link"])
+def test_save_leaves_alone_a_report_with_other_files_beside_it(done, tmp_path, mine):
+    folder = done.save(tmp_path / "r", formats=["html", "csv"])
+    path = folder / mine
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if mine == "link":
+        path.symlink_to(tmp_path)
+    else:
+        path.write_text("precious")
+    before = {name: (folder / name).read_bytes() for name in names(folder)}
+    for write in (lambda: check_folder(folder), lambda: done.save(folder, formats=["json"])):
+        with pytest.raises(OutputError, match=f"holds {mine} beside a report.*choose another"):
+            write()
+    assert {name: (folder / name).read_bytes() for name in names(folder)} == before
+    path.unlink()
+    done.save(folder, formats=["json"])
+    assert names(folder) == [MARKER, "report.json"]
 
 
 def test_save_takes_a_new_or_an_empty_folder(done, tmp_path):
@@ -554,6 +725,28 @@ def test_the_index_links_every_report_in_the_folder(done, tmp_path):
     with pytest.raises(OutputError, match="left alone"):
         write_index(tmp_path, page)
     assert path.read_text() == "<h1>My homepage</h1>"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "not JSON", "[" * 200_000, "[]", '{"schema": "lens-rope-report/1"}', {"schema": "other/1"},
+        {"tokens": None}, {"max_relative_error": "small"}, {"files": "report.html"},
+        {"files": [1]}, {"findings": [None]},
+    ],
+)  # fmt: skip
+def test_a_marker_that_is_not_ours_is_passed_over(done, tmp_path, change):
+    done.save(tmp_path / "good", formats=["html"])
+    done.save(tmp_path / "odd", formats=["html"])
+    path = tmp_path / "odd" / MARKER
+    if isinstance(change, dict):
+        change = json.dumps({**json.loads(path.read_text("utf-8")), **change})
+    path.write_text(change)
+    entries = read_markers(tmp_path)
+    assert [folder for folder, _ in entries] == ["good"]
+    render_index(entries, [])
+    with pytest.raises(OutputError, match="is not a lens-rope report"):
+        done.save(tmp_path / "odd")
 
 
 def test_the_sample_text_has_what_heads_look_for():

@@ -74,6 +74,8 @@ def test_folder_that_does_not_exist(captured, tmp_path):
     with pytest.raises(OutputError, match="choose a folder that exists"):
         captured.save(tmp_path / "no" / "such" / "folder")
     assert os.listdir(tmp_path) == []
+    with pytest.raises(OutputError, match="is a folder; give the name of a file in it"):
+        captured.save(tmp_path)
 
 
 def test_failed_write_keeps_the_old_file(captured, tmp_path, monkeypatch):

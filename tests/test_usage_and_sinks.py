@@ -133,3 +133,31 @@ def test_merge_refuses_what_does_not_belong_together():
         merge_shares([shares, head_shares(random_capture(n_heads=2).layer(5))])
     with pytest.raises(InputError, match="only shares of one layer"):
         merge_shares([])
+
+
+@pytest.mark.parametrize(("n_pos", "expected"), [(1, 1), (2, 0.75), (8, 0.3397), (64, 0.0741)])
+def test_uniform_share_is_the_base_rate(n_pos, expected):
+    """The harmonic number over n: query m gives each of its m + 1 keys an equal weight."""
+    record = random_capture(n_pos=n_pos).layer(5)
+    assert head_shares(record).uniform_share == pytest.approx(expected, abs=1e-4)
+    record.q.zero_()
+    assert sink_shares(record, 0)[0] == pytest.approx(expected, abs=1e-4)
+
+
+def test_uniform_share_knows_the_window():
+    assert head_shares(random_capture(n_pos=40, window=4).layer(5)).uniform_share == pytest.approx(
+        np.mean([1, 1 / 2, 1 / 3, 1 / 4])
+    )
+
+
+def test_merge_says_whether_prompts_agree_on_the_sink():
+    def shares(position, n_pos):
+        return head_shares(planted(position, n_pos))
+
+    agreed = merge_shares([shares(3, 40), shares(3, 50)])
+    assert agreed.sink_position[0] == 3 and agreed.same_position[0]
+    apart = merge_shares([shares(0, 40), shares(5, 50)])
+    assert apart.sink_position[0] == 5 and not apart.same_position[0]
+    assert not merge_shares([apart, shares(5, 40)]).same_position[0]
+    uniform = [shares(0, n).uniform_share for n in (40, 50)]
+    assert apart.uniform_share == pytest.approx((40 * uniform[0] + 50 * uniform[1]) / 90)

@@ -160,6 +160,35 @@ def test_queries_and_keys_that_are_off_are_refused(host_model, misshow, what):
     assert refusal(host_model).check == "score"
 
 
+def test_pairs_scrambled_alike_in_queries_and_keys_are_refused(host_model):
+    """The scores stay what they were, so they cannot tell."""
+    for side in ("q", "k"):
+        host_model.add_hook(
+            f"blocks.1.attn.hook_rot_{side}", lambda value, hook: value.roll(1, dims=-1)
+        )
+    assert refusal(host_model).check == "norm"
+
+
+def test_pattern_that_shows_nothing_of_the_scores_is_refused(misshow):
+    """Each query attends to one key alone; any scale would give that pattern."""
+    eye = torch.eye(40).expand(4, 40, 40)
+    misshow(pattern=lambda p: eye, scores=lambda s: eye, scale=lambda s: 0.0)
+    error = refusal(zoo.bridge("gpt-j"))
+    assert error.check == "pattern"
+    far = {"q": lambda q: far_apart(q), "k": lambda k: far_apart(k), "scale": lambda s: 1e4}
+    misshow(pattern=lambda p: eye, scores=lambda s: eye, **far)
+    error = refusal(zoo.bridge("gpt-j"))
+    assert error.check == "score" and error.error != error.error
+
+
+def far_apart(x):
+    """A component of its own for each position, none of them rotated: a query sees its own key."""
+    out = torch.zeros_like(x)
+    angle = torch.arange(len(x)) * (2 * torch.pi / len(x))
+    out[..., 8], out[..., 9] = angle.cos()[:, None], angle.sin()[:, None]
+    return out
+
+
 def test_shared_key_heads_in_the_wrong_order_are_refused(host_model, misshow):
     misshow(k=lambda k: k.flip(1))
     assert refusal(host_model).check == "score"

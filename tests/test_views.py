@@ -16,6 +16,7 @@ from report_fixtures import HOSTILE, random_capture, rope
 from lens_rope.decomposition import decompose
 from lens_rope.errors import InputError
 from lens_rope.sinks import SINK_THRESHOLD, head_shares
+from lens_rope.spec import ranges
 from lens_rope.usage import pair_usage
 from lens_rope.views import figures, rope_figures
 from lens_rope.views.colors import SCALES, pair_color
@@ -27,7 +28,7 @@ from lens_rope.views.heads import (
     received_view,
     script_json,
 )
-from lens_rope.views.layout import number, percent, ranges
+from lens_rope.views.layout import number, percent
 from lens_rope.views.tokens import display_html, display_text
 
 MIXED = (rope(0), rope(1, rotary_dim=8), rope(2, rotary_dim=0), rope(3, window=16))
@@ -316,6 +317,27 @@ def test_bars_and_curves_are_the_decomposition(qk):
     np.testing.assert_allclose(curves.data[1].y, profile.mean[keep, best[0]], rtol=1e-5, atol=1e-6)
     # The same pair has the same colour in both figures.
     assert curves.data[1].line.color == bars.data[0].marker.color[best[0]]
+
+
+def test_the_total_says_what_it_adds_up(qk):
+    for layer, text in [
+        (0, "total of all pairs<br>"),
+        (1, "all pairs and what is not rotated<br>"),
+    ]:
+        split = decompose(qk, layer, 0)
+        curves = distance_curves(split.by_distance(), split.by_pair(), MIXED[layer])
+        assert text in curves.data[0].hovertemplate
+
+
+def test_the_tolerance_is_labelled_where_it_is(qk):
+    checks = [record.check for record in qk.records[0]]
+    layout = figures.verification_dots(checks, 2e-2).layout
+    assert layout.annotations[0].text == "tolerance 2e-02"
+    # An annotation on a logarithmic axis is placed by the logarithm, a line by the value.
+    assert layout.annotations[0].y == pytest.approx(math.log10(2e-2))
+    assert layout.shapes[0].y0 == 2e-2
+    low, high = layout.yaxis.range
+    assert low < layout.annotations[0].y < high
 
 
 def test_a_head_without_rope_is_all_pass_through(qk):

@@ -75,7 +75,7 @@ class Host(ABC):
         if kind != "rotary":
             raise UnsupportedModelError(
                 f"{model.cfg.model_name} has no RoPE (its positional embedding is {kind!r}); "
-                "lens_rope reads rotary models only"
+                "choose a model with rotary position embeddings"
             )
         self.model = model
 
@@ -107,6 +107,11 @@ class Host(ABC):
     @abstractmethod
     def trained_context(self) -> int:
         """Context of the model in tokens."""
+
+    @property
+    def max_tokens(self) -> int:
+        """Longest prompt the host accepts, in tokens."""
+        return self.trained_context
 
     @property
     @abstractmethod

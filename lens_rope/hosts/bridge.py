@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,17 @@ from lens_rope.errors import UnsupportedModelError
 from lens_rope.hosts.base import Hook, Host, LayerReading, with_key
 from lens_rope.records import Route
 
-_QK = tuple[Route, Tensor, Tensor, int, "tuple[Tensor, Tensor] | None"]
+
+@dataclass(frozen=True, eq=False)
+class _QueriesAndKeys:
+    """What the hooks of one layer give, see `LayerReading` for the fields."""
+
+    route: Route
+    q: Tensor
+    k: Tensor
+    rotary_start: int
+    sample: tuple[Tensor, Tensor] | None
+
 
 _BRIDGE_HOOKS = (
     "q.hook_out",
@@ -64,13 +75,18 @@ class BridgeHost(Host):
     def trained_context(self) -> int:
         """From the Hugging Face configuration."""
         config = _text_config(self.model.original_model.config)
-        # Dynamic scaling is the one that stretches the context at run time.
-        scaling = getattr(config, "rope_parameters", None) or {}
-        factor = scaling.get("factor", 1) if scaling.get("rope_type") == "dynamic" else 1
         for name in ("max_position_embeddings", "n_positions", "seq_length"):
             if getattr(config, name, None):
-                return int(getattr(config, name) * factor)
+                return int(getattr(config, name))
         return int(self.model.cfg.n_ctx)
+
+    @property
+    def max_tokens(self) -> int:
+        """The trained context, stretched by dynamic scaling, which is made for longer prompts."""
+        config = _text_config(self.model.original_model.config)
+        scaling = getattr(config, "rope_parameters", None) or {}
+        factor = scaling.get("factor", 1) if scaling.get("rope_type") == "dynamic" else 1
+        return int(self.trained_context * factor)
 
     def _hooks(
         self, layers: Sequence[int], visit: Callable[[LayerReading], None]
@@ -107,7 +123,8 @@ class BridgeHost(Host):
                 "or mends that",
             )
         read = self._read_latent if "hook_kv_latent" in seen else self._read_plain
-        route, q, k, start, sample = read(layer, attn, seen)
+        read_qk = read(layer, attn, seen)
+        q, k, sample = read_qk.q, read_qk.k, read_qk.sample
         cos, sin = self._tables(layer, seen, q.shape[0])
         if cos is None:
             if sample is None:
@@ -117,13 +134,16 @@ class BridgeHost(Host):
         config = _text_config(self.model.original_model.config)
         softcap = getattr(attn, "attn_logit_softcapping", None)
         sinks = getattr(attn, "sinks", None)
+        # Some hosts give the pattern under the name of the scores as well (GPT-J).
+        is_pattern_only = torch.equal(seen["hook_attn_scores"], seen["hook_pattern"])
+        route: Route = "hook_cos_pattern" if is_pattern_only else read_qk.route
         scale = getattr(attn, "scaling", None)
         return LayerReading(
             layer=layer,
             route=route,
             q=q,
             k=k,
-            rotary_start=start,
+            rotary_start=read_qk.rotary_start,
             sample=sample,
             cos=cos,
             sin=sin,
@@ -137,7 +157,7 @@ class BridgeHost(Host):
             trained_context=self.trained_context,
         )
 
-    def _read_plain(self, layer: int, attn: Any, seen: dict[str, Tensor]) -> _QK:
+    def _read_plain(self, layer: int, attn: Any, seen: dict[str, Tensor]) -> _QueriesAndKeys:
         """Queries and keys of ordinary attention."""
         before = []
         for side in ("q", "k"):
@@ -153,9 +173,10 @@ class BridgeHost(Host):
         if clip is not None:
             before = [value.clamp(-clip, clip) for value in before]
         if "hook_rot_q" not in seen or "hook_rot_k" not in seen:
-            return "hook_cos", before[0], before[1], 0, None
+            return _QueriesAndKeys("hook_cos", before[0], before[1], 0, None)
         q, k = seen["hook_rot_q"][0], seen["hook_rot_k"][0]
-        return "hook_rot", q, k, 0, (torch.cat(before, dim=1), torch.cat([q, k], dim=1))
+        sample = (torch.cat(before, dim=1), torch.cat([q, k], dim=1))
+        return _QueriesAndKeys("hook_rot", q, k, 0, sample)
 
     def _heads_last(self, value: Tensor, rotated: Tensor | None) -> Tensor:
         """`[pos, head, d_head]` from any of the layouts that the hooks before rotation have."""
@@ -166,7 +187,7 @@ class BridgeHost(Host):
         is_head_first = rotated is not None and value.shape != rotated.shape[1:]
         return value.transpose(0, 1) if is_head_first else value
 
-    def _read_latent(self, layer: int, attn: Any, seen: dict[str, Tensor]) -> _QK:
+    def _read_latent(self, layer: int, attn: Any, seen: dict[str, Tensor]) -> _QueriesAndKeys:
         """Multi-head latent attention: only the last components of a head are rotated."""
         q, k = (seen[key][0].transpose(0, 1) for key in ("hook_q", "hook_k"))
         start = int(attn.qk_nope_head_dim)
@@ -178,7 +199,7 @@ class BridgeHost(Host):
             # The host sorts adjacent pairs into halves as it rotates.
             rope_part = torch.cat([before[..., start::2], before[..., start + 1 :: 2]], dim=-1)
             before = torch.cat([before[..., :start], rope_part], dim=-1)
-        return "hook_rot", q, k, start, (before, q)
+        return _QueriesAndKeys("hook_rot", q, k, start, (before, q))
 
     def _tables(
         self, layer: int, seen: dict[str, Tensor], n_pos: int

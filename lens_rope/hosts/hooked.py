@@ -44,6 +44,9 @@ class HookedHost(Host):
         def keep(value: Tensor, hook: Any, key: str) -> None:
             seen[key] = value.detach()[0]
 
+        def keep_flat(value: Tensor, hook: Any, key: str) -> None:
+            seen[key] = value.detach()
+
         for layer in layers:
 
             def finish(value: Tensor, hook: Any, layer: int = layer) -> None:
@@ -52,14 +55,21 @@ class HookedHost(Host):
                 seen.clear()
 
             at = f"blocks.{layer}.attn.hook_"
-            for key in ("rot_q", "rot_k", "attn_scores"):
+            for key in ("q", "k", "rot_q", "rot_k", "attn_scores"):
                 hooks.append((at + key, with_key(keep, key)))
+            for side in ("q", "k"):
+                # The norm's weight comes after this hook, see `_before_rotation`.
+                name = f"blocks.{layer}.attn.{side}_norm.hook_normalized"
+                if name in self.model.hook_dict:
+                    hooks.append((name, with_key(keep_flat, f"{side}_norm")))
             hooks.append((at + "pattern", finish))
         return hooks, {"stop_at_layer": max(layers) + 1}
 
     def _reading(self, layer: int, seen: dict[str, Tensor]) -> LayerReading:
         cfg, attn = self.model.cfg, self.model.blocks[layer].attn
         q, k = seen["rot_q"], self._ungrouped(seen["rot_k"])
+        before = [self._before_rotation(attn, side, seen) for side in ("q", "k")]
+        after = [seen["rot_q"], seen["rot_k"]]
         cos, sin = self._tables(attn, q.shape[0])
         softcap = float(cfg.attn_scores_soft_cap)
         return LayerReading(
@@ -68,7 +78,7 @@ class HookedHost(Host):
             q=q,
             k=k,
             rotary_start=0,
-            sample=self._sample(attn, q),
+            sample=(torch.cat(before, dim=1), torch.cat(after, dim=1)),
             cos=cos,
             sin=sin,
             inv_freq_candidates=(),
@@ -91,18 +101,15 @@ class HookedHost(Host):
         expanded = first.repeat_interleave(k.shape[1] // groups, dim=1)
         return first if torch.equal(expanded, k) else k
 
-    @staticmethod
-    def _sample(attn: Any, q: Tensor) -> tuple[Tensor, Tensor]:
-        """Vectors through the layer's own `apply_rotary`.
-
-        The layer shows no hook between QK-norm or clipping and the rotation, so the rotation
-        itself is tried on random vectors, in the state that this forward pass left it in.
-        """
-        generator = torch.Generator().manual_seed(0)
-        before = torch.randn((1, q.shape[0], 2, q.shape[2]), generator=generator)
-        before = before.to(q.device, q.dtype)
-        mask = torch.ones((1, q.shape[0]), dtype=torch.long, device=q.device)
-        return before[0], attn.apply_rotary(before, 0, mask)[0]
+    def _before_rotation(self, attn: Any, side: str, seen: dict[str, Tensor]) -> Tensor:
+        """`[pos, head, d_head]` What the layer rotates: projected, normalised and clipped."""
+        value = seen[side]
+        normalised = seen.get(f"{side}_norm")
+        if normalised is not None:
+            weight = getattr(attn, f"{side}_norm").w
+            value = (normalised.to(weight.dtype) * weight).reshape(len(value), -1, value.shape[-1])
+        clip = getattr(attn.cfg, "clip_qkv", None)
+        return value if clip is None else value.clamp(-clip, clip)
 
     @staticmethod
     def _tables(attn: Any, n_pos: int) -> tuple[Tensor, Tensor]:

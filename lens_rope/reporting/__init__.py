@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
     from jaxtyping import Int
 
-    from lens_rope.reporting.gather import Progress
+    from lens_rope.reporting.gather import StageProgress
 
 Format = Literal["html", "json", "csv"]
 FORMATS: tuple[Format, ...] = get_args(Format)
@@ -47,7 +47,7 @@ class Report:
         """Writes `report.html`, `report.json` and `tables/*.csv` into a folder.
 
         Everything is written beside the folder first and moved into place when it is whole. A
-        report that is already there is replaced.
+        report that is already there is replaced, unless other files were put beside it.
 
         Args:
             folder: Where to write; a new or empty folder, or an earlier report.
@@ -58,7 +58,7 @@ class Report:
 
         Raises:
             InputError: A format is unknown, or none was given.
-            OutputError: The folder holds something else, or cannot be written.
+            OutputError: The folder holds files that no report has, or cannot be written.
         """
         from lens_rope.reporting.schema import to_json
         from lens_rope.reporting.tables import tables, to_csv
@@ -91,8 +91,9 @@ def report(
     layers: Sequence[int] | None = None,
     heads: Sequence[tuple[int, int]] | None = None,
     max_tokens: int | None = None,
+    context: int | None = None,
     names: Sequence[str] | None = None,
-    progress: Progress | None = None,
+    progress: StageProgress | None = None,
 ) -> Report:
     """Reads a model on some prompts and reports how it uses its rotary frequencies.
 
@@ -104,6 +105,7 @@ def report(
         layers: Layers to read; None reads all.
         heads: (layer, head) to show in the gallery; None chooses the most telling ones.
         max_tokens: Cut longer prompts to this many tokens.
+        context: Trained context in tokens, in place of the model's own; cycles are counted over it.
         names: A name per prompt.
         progress: Called as `progress(stage, done, total)`.
 
@@ -121,8 +123,8 @@ def report(
 
     return Report(
         gather(
-            model, prompts, layers=layers, heads=heads, max_tokens=max_tokens, names=names,
-            progress=progress,
+            model, prompts, layers=layers, heads=heads, max_tokens=max_tokens, context=context,
+            names=names, progress=progress,
         )
     )  # fmt: skip
 

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from lens_rope.spec import LayerRope, RopeSpec
     from lens_rope.usage import LayerUsage
 
+PREVIOUS_THRESHOLD = 0.5
+"""Heads that give more than this share of attention to the previous token are counted."""
+
 
 @dataclass(frozen=True)
 class PromptSummary:
@@ -90,6 +93,7 @@ class ReportData:
         gallery_rule: How the heads of the gallery were chosen, as a sentence.
         findings: What the numbers say, one sentence each.
         notes: What a reader has to know about the data, one sentence each.
+        context: Context in tokens that was asked for instead of the model's own, or None.
     """
 
     version: str
@@ -107,6 +111,7 @@ class ReportData:
     gallery_rule: str
     findings: tuple[str, ...]
     notes: tuple[str, ...]
+    context: int | None = None
 
     def token_at(self, position: int) -> str | None:
         """The token at a position as visible text; None where prompts have different ones there."""
@@ -117,3 +122,15 @@ class ReportData:
     def max_relative_error(self) -> float:
         """The largest relative error of the scores over all layers and prompts."""
         return max(check.relative_error for check in self.checks)
+
+    @property
+    def uniform_share(self) -> float:
+        """Sink share that uniform attention would give the first key, the largest over layers."""
+        return max(entry.uniform_share for entry in self.shares)
+
+    @property
+    def is_too_short_for_sinks(self) -> bool:
+        """Whether a prompt is so short that uniform attention alone makes high sink shares."""
+        from lens_rope.sinks import MIN_TOKENS  # here: it needs torch
+
+        return min(prompt.n_tokens for prompt in self.prompts) < MIN_TOKENS

@@ -7,17 +7,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lens_rope.views.layout import number, percent, ranges
+from lens_rope.reporting.data import PREVIOUS_THRESHOLD
+from lens_rope.sinks import MIN_TOKENS
+from lens_rope.spec import ranges
+from lens_rope.views.layout import number, percent
 
 if TYPE_CHECKING:
     from lens_rope.reporting.data import ReportData
 
-PREVIOUS_THRESHOLD = 0.5
-"""Heads that give more than this share of attention to the previous token are counted."""
+SINGLE_THRESHOLD = 0.3
+"""A pair is said to carry a head from this share of its score variance on."""
 
 _ROUTES = {
     "hook_rot": "read at the model's own hook_rot_q and hook_rot_k",
     "hook_cos": "read at hook_q and hook_k and rotated with the model's own cos and sin tables",
+    "hook_cos_pattern": "read at hook_q and hook_k, rotated with the model's own cos and sin "
+    "tables and, as the host shows the attention pattern only, compared up to a constant per query",
 }
 
 
@@ -27,8 +32,11 @@ def findings(data: ReportData) -> tuple[str, ...]:
     Args:
         data: The numbers of the report (its own `findings` and `notes` are not looked at).
     """
-    sentences = (_verified(data), _partial_cycles(data), _outlier(data), _sinks(data),
-                 _previous(data), _single_pair(data))  # fmt: skip
+    attention = (
+        (_too_short(data),) if data.is_too_short_for_sinks else (_sinks(data), _previous(data))
+    )
+    sentences = (_verified(data), _partial_cycles(data), _outlier(data), *attention,
+                 _single_pair(data))  # fmt: skip
     return tuple(sentence for sentence in sentences if sentence)
 
 
@@ -45,6 +53,11 @@ def notes(data: ReportData) -> tuple[str, ...]:
         out.append(
             f"{len(cut)} of {len(data.prompts)} prompts were cut to {cut[0].n_tokens} tokens; "
             f"together they had {sum(prompt.cut_from or 0 for prompt in cut):,}."
+        )
+    if data.context is not None:
+        out.append(
+            f"Cycles are counted over a context of {data.context:,} tokens, which was asked for in "
+            "place of the model's own."
         )
     if not data.same_rope:
         out.append(
@@ -130,9 +143,18 @@ def _outlier(data: ReportData) -> str:
     )
 
 
+def _too_short(data: ReportData) -> str:
+    shortest = min(prompt.n_tokens for prompt in data.prompts)
+    return (
+        f"Attention sinks: prompts of {_count(shortest, 'token')} are too short to tell sinks, "
+        f"because uniform attention alone would give the first key {percent(data.uniform_share)}; "
+        f"give at least {MIN_TOKENS} tokens."
+    )
+
+
 def _sinks(data: ReportData) -> str:
     above = [
-        (entry.layer, int(entry.sink_position[head]))
+        (entry.layer, int(entry.sink_position[head]), bool(entry.same_position[head]))
         for entry in data.shares
         for head in range(len(entry.sink_share))
         if entry.sink_share[head] > data.threshold
@@ -141,26 +163,32 @@ def _sinks(data: ReportData) -> str:
     if not above:
         return (
             f"No attention sinks: none of {total} heads gives more than "
-            f"{percent(data.threshold)} of its attention to any one key."
+            f"{percent(data.threshold)} of its attention (mean over the queries that see the key) "
+            "to any one key."
         )
     text = (
         f"Attention sinks: {len(above)} of {total} heads ({percent(len(above) / total)}) give more "
-        f"than {percent(data.threshold)} of their attention to one key"
+        f"than {percent(data.threshold)} of their attention (mean over the queries that see the "
+        "key) to one key"
     )
     first = "the first token"
     if all(prompt.starts_with_bos for prompt in data.prompts):
         first += " (BOS)"
     elif all(prompt.starts_with_bos is False for prompt in data.prompts):
         first += " (not BOS)"
-    at_zero = [layer for layer, position in above if position == 0]
-    elsewhere = Counter(position for _, position in above if position)
+    at_zero = [layer for layer, position, _ in above if position == 0]
+    elsewhere = Counter(position for _, position, _ in above if position)
+    is_same = all(same for _, _, same in above)
     if not elsewhere:
-        return f"{text}, always {first}; the first such head is in layer {at_zero[0]}."
+        often = "always" if is_same else "most often"
+        return f"{text}, {often} {first}; the first such head is in layer {at_zero[0]}."
     position, times = min(elsewhere.items(), key=lambda entry: (-entry[1], entry[0]))
     token = data.token_at(position)
     where = f"position {position}" + (f", “{token}”" if token else "")
     count = sum(elsewhere.values())
     others = f"{count} to a key elsewhere, most often {where} ({times})"
+    if not is_same:
+        others += "; where prompts differ, the position with the largest share over all counts"
     if not at_zero:
         return f"{text}: {others}."
     return f"{text}: {len(at_zero)} to {first}, from layer {at_zero[0]} on, and {others}."
@@ -191,13 +219,18 @@ def _previous(data: ReportData) -> str:
 
 
 def _single_pair(data: ReportData) -> str:
-    """The head of the gallery whose scores vary most through one pair."""
+    """The head of the gallery whose scores vary most through one pair, if any is carried by one.
+
+    Shares are signed and sum to 1: a share above 1 means that other pairs work against this one.
+    """
     best: tuple[float, int, int, int] | None = None
     for head in data.gallery:
         share = np.asarray(head.by_pair.share, dtype=np.float64)
         if not share.size or not np.isfinite(share).any():
             continue
         pair = int(np.nanargmax(share))
+        if not SINGLE_THRESHOLD <= share[pair] <= 1:
+            continue
         if best is None or share[pair] > best[0]:
             best = (float(share[pair]), head.layer, head.head, pair)
     if best is None:
@@ -205,10 +238,11 @@ def _single_pair(data: ReportData) -> str:
     share, layer, head, pair = best
     rope = data.rope[layer]
     return (
-        f"One frequency can carry a head: in layer {layer} head {head}, pair {pair} (wavelength "
-        f"{number(rope.wavelength[pair])} tokens) accounts for {percent(share)} of the variance of "
-        f"the scores on {data.prompts[0].name}; an even spread over {rope.n_pairs} pairs would "
-        f"give {percent(1 / rope.n_pairs)} each."
+        f"One frequency can carry a head: among the heads shown, it is clearest in layer {layer} "
+        f"head {head}, where pair {pair} (wavelength {number(rope.wavelength[pair])} tokens) "
+        f"accounts for {percent(share)} of the variance of its scores within a query on "
+        f"{data.prompts[0].name}; an even spread over {rope.n_pairs} pairs would give "
+        f"{percent(1 / rope.n_pairs)} each."
     )
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lens_rope.decomposition import decompose
-from lens_rope.reporting.data import GalleryHead
-from lens_rope.sinks import sink_shares
+from lens_rope.reporting.data import PREVIOUS_THRESHOLD, GalleryHead
+from lens_rope.sinks import MIN_TOKENS, SINK_THRESHOLD, sink_shares
 from lens_rope.views.heads import MAX_WINDOW
 from lens_rope.views.layout import percent
 
@@ -19,11 +19,6 @@ if TYPE_CHECKING:
 
 PER_REASON = 2
 
-RULE = (
-    "Two heads of different layers for each of three reasons: the largest sink share, the largest "
-    "attention to the previous token, and the largest share of score variance in a single rotary "
-    "pair. A head that leads twice is shown once, and the next one takes the free place."
-)
 RULE_ASKED = "The heads that were asked for."
 
 
@@ -32,22 +27,25 @@ def build_gallery(
     shares: Sequence[HeadShares],
     heads: Sequence[tuple[int, int]] | None,
     *,
+    n_prompts: int = 1,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[tuple[GalleryHead, ...], str]:
     """The heads to show, on the first prompt of a capture, and the rule they were chosen by.
 
     Args:
         qk: A capture; its first prompt is shown.
-        shares: Attention shares of the captured layers, over all prompts.
-        heads: (layer, head) to show; None chooses by `RULE`.
+        shares: Attention shares of the captured layers, on that prompt alone.
+        heads: (layer, head) to show; None chooses the leaders of each reason.
+        n_prompts: How many prompts the report has; the rule says that the first is shown.
         progress: Called as `progress(done, total)`.
     """
     if heads is not None:
         chosen = {head: ["asked for"] for head in heads}
         rule = RULE_ASKED
     else:
-        chosen = _choose(qk, shares, progress)
-        rule = RULE
+        chosen, rule = _choose(qk, shares, progress)
+        if n_prompts > 1:
+            rule += f" All on {qk.prompts[0].name} alone, the first of {n_prompts} prompts."
     built = [
         _gallery_head(qk, layer, head, tuple(reasons)) for (layer, head), reasons in chosen.items()
     ]
@@ -58,7 +56,8 @@ def _choose(
     qk: RotaryCapture,
     shares: Sequence[HeadShares],
     progress: Callable[[int, int], None] | None,
-) -> dict[tuple[int, int], list[str]]:
+) -> tuple[dict[tuple[int, int], list[str]], str]:
+    """The heads with their reasons, and the rule with what it came to."""
     sink = [(entry.sink_share[h], entry.layer, h) for entry in shares for h in _heads(entry)]
     previous = [
         (entry.previous_share[h], entry.layer, h) for entry in shares for h in _heads(entry)
@@ -73,23 +72,47 @@ def _choose(
             if qk.layer(layer).rope.n_pairs:
                 share = np.nan_to_num(decompose(qk, layer, head).by_pair().share, nan=-np.inf)
                 best_pair[layer, head] = int(np.argmax(share))
-                single.append((share.max(), layer, head))
+                # Shares are signed and sum to 1. Above 1 other pairs work against this one, and it
+                # does not carry the head.
+                if share.max() <= 1:
+                    single.append((share.max(), layer, head))
             if progress is not None:
                 done = qk.layer_indices.index(layer) * qk.model.n_heads + head + 1
                 progress(done, total)
     chosen: dict[tuple[int, int], list[str]] = {}
-    for share, layer, head in _leaders(sink, chosen):
+    is_long = len(qk.prompts[0]) >= MIN_TOKENS
+    leaders = _leaders(sink, chosen)
+    counts = [(len(leaders), "the largest sink share")]
+    for share, layer, head in leaders:
+        at = f"position {position[layer, head]}"
         chosen[layer, head] = [
-            f"sink: gives {percent(share)} of its attention to position {position[layer, head]}"
+            f"sink: gives {percent(share)} of its attention to {at}"
+            if share > SINK_THRESHOLD and is_long
+            else f"largest sink share: {percent(share)} to {at}"
         ]
-    for share, layer, head in _leaders(previous, chosen):
-        chosen[layer, head] = [f"previous token: gives it {percent(share)} of its attention"]
-    for share, layer, head in _leaders(single, chosen):
+    leaders = _leaders(previous, chosen)
+    counts.append((len(leaders), "the largest attention to the previous token"))
+    for share, layer, head in leaders:
+        chosen[layer, head] = [
+            f"previous token: gives it {percent(share)} of its attention"
+            if share > PREVIOUS_THRESHOLD and is_long
+            else f"largest attention to the previous token: {percent(share)}"
+        ]
+    leaders = _leaders(single, chosen)
+    counts.append(
+        (len(leaders), "the largest share, at most 100%, of score variance in one rotary pair")
+    )
+    for share, layer, head in leaders:
         chosen[layer, head] = [
             f"one pair: pair {best_pair[layer, head]} carries {percent(share)} of its score "
             "variance"
         ]
-    return chosen
+    found = ", ".join(f"{count or 'none'} for {reason}" for count, reason in counts)
+    rule = (
+        f"Up to {PER_REASON} heads of different layers for each of three reasons, in this order "
+        f"and each head once: {found}."
+    )
+    return chosen, rule
 
 
 def _heads(shares: HeadShares) -> range:

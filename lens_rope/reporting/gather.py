@@ -31,7 +31,7 @@ from lens_rope.verify import TOLERANCE
 if TYPE_CHECKING:
     from jaxtyping import Int
 
-Progress = Callable[[str, int, int], None]
+StageProgress = Callable[[str, int, int], None]
 """Called as `progress(stage, done, total)`."""
 
 
@@ -42,8 +42,9 @@ def gather(
     layers: Sequence[int] | None = None,
     heads: Sequence[tuple[int, int]] | None = None,
     max_tokens: int | None = None,
+    context: int | None = None,
     names: Sequence[str] | None = None,
-    progress: Progress | None = None,
+    progress: StageProgress | None = None,
 ) -> ReportData:
     """Reads every prompt and adds up what the report shows.
 
@@ -53,6 +54,7 @@ def gather(
         layers: Layers to read; None reads all.
         heads: (layer, head) of the gallery; None chooses the most telling ones.
         max_tokens: Cut longer prompts to this many tokens.
+        context: Trained context in tokens, in place of the model's own.
         names: A name per prompt.
         progress: Called as `progress(stage, done, total)`.
 
@@ -75,7 +77,7 @@ def gather(
         stage = f"reading {name}" if len(rows) == 1 else f"reading {index + 1}/{len(rows)}"
         qk = capture(
             model, torch.tensor(row), layers, names=[name], max_tokens=max_tokens,
-            progress=_staged(progress, stage),
+            context=context, progress=_staged(progress, stage),
         )  # fmt: skip
         read = qk.prompts[0]
         summaries.append(
@@ -97,8 +99,9 @@ def gather(
     merged_shares = tuple(merge_shares(shares[layer]) for layer in first.layer_indices)
     gallery, rule = build_gallery(
         first,
-        merged_shares,
+        [shares[layer][0] for layer in first.layer_indices],
         heads,
+        n_prompts=len(rows),
         progress=_staged(progress, "splitting scores by pair"),
     )
     data = ReportData(
@@ -117,6 +120,7 @@ def gather(
         gallery_rule=rule,
         findings=(),
         notes=(),
+        context=context,
     )
     return dataclasses.replace(data, findings=findings(data), notes=notes(data))
 
@@ -133,12 +137,12 @@ def check_heads(
         if not 0 <= layer < info.n_layers or not 0 <= head < info.n_heads:
             raise InputError(
                 f"head {layer}.{head} does not exist; {info.name} has layers 0 to "
-                f"{info.n_layers - 1} with heads 0 to {info.n_heads - 1}"
+                f"{info.n_layers - 1} with heads 0 to {info.n_heads - 1}; choose among them"
             )
         if layers is not None and layer not in layers:
             raise InputError(
                 f"head {layer}.{head} was asked for, but layer {layer} is not among the layers to "
-                "read; add it to the layers"
+                "read; add it to the layers or leave the head out"
             )
 
 
@@ -176,7 +180,7 @@ def _worst(checks: Sequence[LayerCheck]) -> LayerCheck:
     )
 
 
-def _staged(progress: Progress | None, stage: str) -> Callable[[int, int], None] | None:
+def _staged(progress: StageProgress | None, stage: str) -> Callable[[int, int], None] | None:
     if progress is None:
         return None
     return lambda done, total: progress(stage, done, total)

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from lens_rope.reporting.write import GENERATOR
 from lens_rope.views import figures, rope_figures
 from lens_rope.views.colors import GRID, INK, SCALES
-from lens_rope.views.head_figures import MIN_COUNT, distance_curves, pair_bars, strongest_pairs
+from lens_rope.views.head_figures import MIN_COUNT, distance_curves, pair_bars
 from lens_rope.views.heads import (
     HeadView,
     attention_view,
@@ -22,7 +22,6 @@ from lens_rope.views.heads import (
     script_json,
 )
 from lens_rope.views.layout import number, percent
-from lens_rope.views.tokens import display_text
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -31,6 +30,8 @@ if TYPE_CHECKING:
 
 SINK_ROWS = 12
 """Rows in the table of sink heads; the figure and heads.csv have them all."""
+STRIPS = 4
+"""Kinds of layer whose rotation is drawn over distance; the tables have them all."""
 
 
 @dataclass(frozen=True)
@@ -73,26 +74,28 @@ def render(data: ReportData) -> str:
 
     ropes = data.rope.layers
     groups = rope_figures.rope_groups(ropes)
-    first_rotary = next((rope for _, rope in groups if rope.n_pairs), None)
+    rotary = [(layers, rope) for layers, rope in groups if rope.n_pairs]
+    # In prompts too short to tell sinks nothing is marked as one.
+    marked = None if data.is_too_short_for_sinks else data.threshold
     context = {
         "data": data,
         "generator": Markup(GENERATOR + f' {data.version}">'),
         "key_figure": figure(figures.usage_map(ropes, data.usage, "both", relative=True)),
         "verification_figure": figure(figures.verification_dots(data.checks, data.tolerance)),
         "groups": groups,
-        "cycles_curve": figure(rope_figures.cycles_curve(ropes)) if first_rotary else None,
+        "cycles_curve": figure(rope_figures.cycles_curve(ropes)) if rotary else None,
         "cycles_map": figure(rope_figures.cycles_map(ropes)) if len(groups) > 1 else None,
         "strips": [
-            (layers, figure(rope_figures.rotation_strips(rope)))
-            for layers, rope in groups
-            if rope.n_pairs
-        ][:2],
+            (layers, figure(rope_figures.rotation_strips(rope))) for layers, rope in rotary[:STRIPS]
+        ],
+        "more_strips": max(0, len(rotary) - STRIPS),
         "usage_figures": [
             figure(figures.usage_map(ropes, data.usage, side)) for side in ("query", "key")
         ],
-        "sink_figure": figure(figures.share_map(data.shares, "sink", threshold=data.threshold)),
+        "sink_figure": figure(figures.share_map(data.shares, "sink", threshold=marked)),
         "previous_figure": figure(figures.share_map(data.shares, "previous")),
-        "sink_rows": _sink_rows(data),
+        "sink_rows": [] if marked is None else _sink_rows(data),
+        "pattern_only": any(check.route == "hook_cos_pattern" for check in data.checks),
         "gallery": [_gallery(head, figure, view) for head in data.gallery],
         "plotly_js": Markup(plotly_js()),
         "circuitsvis_js": Markup(circuitsvis_js()),
@@ -138,7 +141,6 @@ def _gallery(head: GalleryHead, figure: Any, view: Any) -> dict[str, Any]:
             received_view(head.received, head.tokens),
             f"Tokens coloured by the attention that {name} gives them",
         ),
-        "strongest": strongest_pairs(head.by_pair, 3),
     }
 
 
@@ -180,5 +182,5 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(number=number, token=display_text, percent=percent)
+    environment.filters.update(number=number, percent=percent)
     return environment

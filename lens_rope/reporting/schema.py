@@ -67,6 +67,7 @@ def to_dict(data: ReportData) -> dict[str, Any]:
         ],
         "sinks": {
             "threshold": data.threshold,
+            "uniform_share": value(data.uniform_share),
             "heads": [
                 {
                     "layer": entry.layer,
@@ -105,6 +106,7 @@ def rope_to_dict(spec: RopeSpec) -> list[dict[str, Any]]:
             "window": rope.window,
             "context": rope.context,
             "inv_freq": numbers(rope.inv_freq),
+            "inv_freq_error": numbers(rope.inv_freq_error),
         }
         for rope in spec.layers
     ]

@@ -25,13 +25,29 @@ if TYPE_CHECKING:
 MARKER = ".lens-rope-report.json"
 GENERATOR = '<meta name="generator" content="lens-rope'
 _TEMPORARY = ".lens-rope-tmp-"
+# What desktops leave in every folder that somebody looks at.
+_LITTER = frozenset((".DS_Store", "Thumbs.db", "desktop.ini"))
+_MARKER_TYPES: dict[str, type | tuple[type, ...]] = {
+    "schema": str,
+    "created": str,
+    "model": str,
+    "host": str,
+    "layers": int,
+    "heads": int,
+    "max_relative_error": (int, float),
+    "prompts": int,
+    "tokens": int,
+    "findings": list,
+    "files": list,
+}
 
 
 def write_report(folder: str | Path, files: Mapping[str, str], data: ReportData) -> Path:
     """Writes the files of a report into a folder, all or none.
 
     Args:
-        folder: A new or empty folder, or an earlier report, which is replaced.
+        folder: A new or empty folder, or an earlier report, which is replaced as long as nothing
+            else lies in its folder.
         files: Text by path relative to the folder.
         data: The report, for the marker.
 
@@ -104,7 +120,10 @@ def check_index(folder: str | Path) -> None:
 
 
 def read_markers(folder: str | Path) -> list[tuple[str, dict[str, Any]]]:
-    """The reports in a folder as (name of the folder, content of its marker), by name."""
+    """The reports in a folder as (name of the folder, content of its marker), by name.
+
+    Folders whose marker is incomplete or was not written by lens_rope are left out.
+    """
     found = []
     for path in sorted(Path(folder).glob(f"*/{MARKER}")):
         if path.parent.name.startswith(_TEMPORARY):
@@ -118,11 +137,19 @@ def read_markers(folder: str | Path) -> list[tuple[str, dict[str, Any]]]:
 def _read_marker(folder: Path) -> dict[str, Any] | None:
     try:
         marker = json.loads((folder / MARKER).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
-    if not isinstance(marker, dict):
-        return None
-    return marker if str(marker.get("schema", "")).startswith("lens-rope-report/") else None
+    return marker if _is_marker(marker) else None
+
+
+def _is_marker(marker: Any) -> bool:
+    """Whether this is a marker with everything that an index needs."""
+    return (
+        isinstance(marker, dict)
+        and all(isinstance(marker.get(key), kind) for key, kind in _MARKER_TYPES.items())
+        and all(isinstance(text, str) for text in (*marker["findings"], *marker["files"]))
+        and marker["schema"].startswith("lens-rope-report/")
+    )
 
 
 def _refuse_foreign(folder: Path) -> None:
@@ -130,11 +157,23 @@ def _refuse_foreign(folder: Path) -> None:
         return
     if not folder.is_dir():
         raise OutputError(f"{folder} is a file; give a folder to write the report into")
-    if any(folder.iterdir()) and _read_marker(folder) is None:
-        raise OutputError(
-            f"{folder} holds something that is not a lens-rope report and is left alone; choose "
-            "another folder"
-        )
+    marker = _read_marker(folder)
+    if marker is None:
+        if any(folder.iterdir()):
+            raise OutputError(
+                f"{folder} holds something that is not a lens-rope report and is left alone; "
+                "choose another folder"
+            )
+        return
+    ours = {MARKER, *marker["files"]}
+    for path in sorted(folder.rglob("*")):
+        is_folder = path.is_dir() and not path.is_symlink()
+        name = path.relative_to(folder).as_posix()
+        if not is_folder and name not in ours and path.name not in _LITTER:
+            raise OutputError(
+                f"{folder} holds {name} beside a report, and a new report would replace the whole "
+                "folder; move that file away or choose another folder"
+            )
 
 
 def _move_into_place(temporary: Path, folder: Path) -> None:

@@ -47,8 +47,7 @@ def usage_map(
     Args:
         ropes: One rotation per layer.
         usage: The usage of the same layers, in the same order.
-        side: Whether to show queries, keys, or the geometric mean of the two, whose square bounds
-            what a pair can contribute to a score.
+        side: Whether to show queries, keys, or the geometric mean of the two.
         relative: Divide each layer by its median over pairs, so that layers of different norm can
             be compared; the scale is then centred on the median.
 
@@ -180,9 +179,11 @@ def verification_dots(checks: Sequence[LayerCheck], tolerance: float) -> go.Figu
             ),
         )
     )
-    fig.add_hline(
-        y=tolerance, line={"color": MARK, "width": 1.5, "dash": "dash"},
-        annotation_text=f"tolerance {tolerance:.0e}", annotation_font_color=MARK,
+    fig.add_hline(y=tolerance, line={"color": MARK, "width": 1.5, "dash": "dash"})
+    # On a logarithmic axis shapes take values and annotations take logarithms.
+    fig.add_annotation(
+        x=1, xref="paper", y=float(np.log10(tolerance)), yref="y", xanchor="right",
+        yanchor="bottom", text=f"tolerance {tolerance:.0e}", showarrow=False, font={"color": MARK},
     )  # fmt: skip
     low, high = np.log10(min(errors) / 3), np.log10(max(tolerance, *errors) * 3)
     fig.update_yaxes(range=[low, high], dtick=1, exponentformat="power", zeroline=False)

@@ -122,8 +122,10 @@ def distance_curves(
             )
         )
 
+    has_rest = len(rope.pass_components) > 0
     add(
-        np.asarray(profile.total), "total", "all pairs",
+        np.asarray(profile.total), "total",
+        "total of all pairs and what is not rotated" if has_rest else "total of all pairs",
         line={"color": INK["light"], "width": 2.2}, meta="ink",
     )  # fmt: skip
     mean = np.asarray(profile.mean)

@@ -15,7 +15,7 @@ import plotly.graph_objects as go
 from lens_rope.views.colors import ACCENT, GRID, INK, MISSING, SCALES, Scale
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    pass
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
@@ -128,14 +128,3 @@ def number(value: float) -> str:
     digits = max(0, 2 - math.floor(math.log10(size)))
     text = f"{value:.{digits}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
-
-
-def ranges(numbers: Sequence[int]) -> str:
-    """Ascending numbers as people write them: `0-3, 7` for 0, 1, 2, 3, 7."""
-    runs: list[list[int]] = []
-    for n in numbers:
-        if runs and n == runs[-1][-1] + 1:
-            runs[-1].append(n)
-        else:
-            runs.append([n])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

@@ -8,9 +8,10 @@ import numpy as np
 import plotly.graph_objects as go
 
 from lens_rope.errors import InputError
+from lens_rope.spec import ranges
 from lens_rope.views.cells import PAIR_AXIS, pair_cells, partial_line, stacked
 from lens_rope.views.colors import MARK, pair_color
-from lens_rope.views.layout import color_axis, figure, log_ticks, map_height, number, ranges
+from lens_rope.views.layout import color_axis, figure, log_ticks, map_height, number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -201,8 +201,8 @@ def test_this_would_notice_an_error_and_a_request(driver, tmp_path):
 
 def test_every_figure_has_drawn(page):
     plots = find(page, ".plot")
-    # Summary, verification, curve, map, two strips, two usage, two shares, two per head.
-    assert len(plots) == 10 + 2 * 3
+    # Summary, verification, curve, map, three strips, two usage, two shares, two per head.
+    assert len(plots) == 11 + 2 * 3
     background = page.execute_script("return getComputedStyle(document.body).backgroundColor")
     blank = np.array([int(x) for x in background[4:-1].split(",")])
     for plot in plots:
@@ -282,6 +282,22 @@ def test_cells_without_a_value_are_visible_as_such(driver, path, dark):
         usage,
     )
     assert crosses == 4 + 8
+
+
+def test_the_tolerance_is_labelled_inside_the_figure(page):
+    plot = find(page, "#verification .plot")[0]
+    labels = page.execute_script(
+        """
+        const frame = arguments[0].querySelector(".nsewdrag").getBoundingClientRect();
+        return [...arguments[0].querySelectorAll(".annotation-text")].map(e => {
+          const box = e.getBoundingClientRect();
+          return [e.textContent, box.top > frame.top - 2 && box.bottom < frame.bottom + 2 &&
+                                 box.left > frame.left && box.right < frame.right + 2];
+        });
+        """,
+        plot,
+    )
+    assert labels == [["tolerance 1e-05", True]]
 
 
 def test_hover_shows_layer_pair_wavelength_value_and_unit(page):
