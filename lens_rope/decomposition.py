@@ -21,7 +21,6 @@ from lens_rope.errors import InputError
 from lens_rope.records import LayerCapture, Prompt, RotaryCapture
 from lens_rope.results import DistanceProfile, PairSummary, ScoreBreakdown
 from lens_rope.rotation import to_pairs
-from lens_rope.scores import pattern_of, scores_of, soft_capped
 from lens_rope.spec import LayerRope
 
 if TYPE_CHECKING:
@@ -123,10 +122,7 @@ class HeadDecomposition:
 
     def pattern(self) -> Float[np.ndarray, "q_pos k_pos"]:
         """`[q_pos, k_pos]` Attention; rows sum to less than 1 where there is a learned sink."""
-        sinks = self.record.sinks
-        capped = soft_capped(self._scores, self.record.softcap)[None]
-        sinks = None if sinks is None else sinks[self.head : self.head + 1]
-        return pattern_of(capped, self.record.visible, sinks)[0].numpy()
+        return self.record.pattern(self.head).numpy()
 
     def at(self, query: int, key: int) -> ScoreBreakdown:
         """Every pair's contribution to the score of one query and one key.
@@ -226,9 +222,7 @@ class HeadDecomposition:
 
     @cached_property
     def _scores(self) -> Float[torch.Tensor, "q_pos k_pos"]:
-        q = self.record.q[:, self.head : self.head + 1]
-        k = self.record.k[:, self.kv_head : self.kv_head + 1]
-        return scores_of(q, k, self.rope, self.record.scale)[0]
+        return self.record.scores(self.head)
 
     @staticmethod
     def _checked(what: str, wanted: Sequence[int] | None, n: int) -> list[int]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from lens_rope.errors import InputError
-from lens_rope.scores import visibility
+from lens_rope.scores import pattern_of, scores_of, soft_capped, visibility
 from lens_rope.spec import LayerRope, RopeSpec, ranges
 
 if TYPE_CHECKING:
@@ -183,6 +183,25 @@ class LayerCapture:
     def visible(self) -> Bool[torch.Tensor, "q_pos k_pos"]:
         """`[q_pos, k_pos]` Which keys each query sees, from positions alone."""
         return visibility(self.n_pos, self.rope.window)
+
+    def scores(self, head: int) -> Float[torch.Tensor, "q_pos k_pos"]:
+        """`[q_pos, k_pos]` Scores of one head before soft-cap and mask."""
+        kv_head = self.kv_head(head)
+        q, k = self.q[:, head : head + 1], self.k[:, kv_head : kv_head + 1]
+        return scores_of(q, k, self.rope, self.scale)[0]
+
+    def pattern(
+        self, head: int, *, visible: Bool[torch.Tensor, "q_pos k_pos"] | None = None
+    ) -> Float[torch.Tensor, "q_pos k_pos"]:
+        """`[q_pos, k_pos]` Attention of one head; rows sum below 1 where there is a learned sink.
+
+        Args:
+            head: Index of the query head.
+            visible: This layer's `visible`, for callers that go through many heads.
+        """
+        visible = self.visible if visible is None else visible
+        sinks = None if self.sinks is None else self.sinks[head : head + 1]
+        return pattern_of(soft_capped(self.scores(head), self.softcap)[None], visible, sinks)[0]
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,11 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lens_rope.errors import InputError
-from lens_rope.scores import pattern_of, scores_of, soft_capped
 from lens_rope.usage import exact_mean
 
 if TYPE_CHECKING:
-    import torch
     from jaxtyping import Bool, Float, Int
 
     from lens_rope.records import LayerCapture
@@ -59,7 +57,8 @@ class HeadShares:
 def sink_shares(record: LayerCapture, head: int) -> Float[np.ndarray, " k_pos"]:
     """`[k_pos]` Sink share of every key: mean attention to it over the queries that see it."""
     visible = record.visible
-    return _pattern(record, head, visible).sum(axis=0) / visible.numpy().sum(axis=0)
+    pattern = record.pattern(head, visible=visible).double().numpy()
+    return pattern.sum(axis=0) / visible.numpy().sum(axis=0)
 
 
 def head_shares(record: LayerCapture) -> HeadShares:
@@ -75,7 +74,7 @@ def head_shares(record: LayerCapture) -> HeadShares:
     counts = seen_by >= 0.5 * seen_by.max()
     shares, positions, previous = [], [], []
     for head in range(record.n_heads):
-        pattern = _pattern(record, head, visible)
+        pattern = record.pattern(head, visible=visible).double().numpy()
         share = np.where(counts, pattern.sum(axis=0) / seen_by, -np.inf)
         positions.append(int(share.argmax()))
         shares.append(share.max())
@@ -133,16 +132,3 @@ def merge_shares(shares: Iterable[HeadShares]) -> HeadShares:
             else np.full(n_heads, np.nan)
         ),
     )
-
-
-def _pattern(
-    record: LayerCapture, head: int, visible: Bool[torch.Tensor, "q_pos k_pos"]
-) -> Float[np.ndarray, "q_pos k_pos"]:
-    """`[q_pos, k_pos]` Attention of one head."""
-    kv_head = record.kv_head(head)
-    scores = scores_of(
-        record.q[:, head : head + 1], record.k[:, kv_head : kv_head + 1], record.rope, record.scale
-    )
-    sinks = None if record.sinks is None else record.sinks[head : head + 1]
-    capped = soft_capped(scores, record.softcap)
-    return pattern_of(capped, visible, sinks)[0].double().numpy()
