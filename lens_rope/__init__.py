@@ -18,9 +18,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lens_rope.capturing import capture, read_rope
     from lens_rope.decomposition import decompose
+    from lens_rope.heads import explain_heads
     from lens_rope.models import load_model
+    from lens_rope.offsets import offset_features
     from lens_rope.records import RotaryCapture
     from lens_rope.reporting import report
+    from lens_rope.sink_heads import explain_sinks
 
 __version__ = "0.1.0"
 
@@ -28,7 +31,10 @@ _HOME = {
     "RotaryCapture": "lens_rope.records",
     "capture": "lens_rope.capturing",
     "decompose": "lens_rope.decomposition",
+    "explain_heads": "lens_rope.heads",
+    "explain_sinks": "lens_rope.sink_heads",
     "load_model": "lens_rope.models",
+    "offset_features": "lens_rope.offsets",
     "read_rope": "lens_rope.capturing",
     "report": "lens_rope.reporting",
 }
@@ -38,7 +44,10 @@ __all__ = [
     "__version__",
     "capture",
     "decompose",
+    "explain_heads",
+    "explain_sinks",
     "load_model",
+    "offset_features",
     "read_rope",
     "report",
 ]

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lens_rope.attention import read_attention
 from lens_rope.errors import InputError
 from lens_rope.usage import exact_mean
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
+    from lens_rope.attention import LayerAttention
     from lens_rope.records import LayerCapture
 
 SINK_THRESHOLD = 0.3
@@ -61,34 +63,36 @@ def sink_shares(record: LayerCapture, head: int) -> Float[np.ndarray, " k_pos"]:
     return pattern.sum(axis=0) / visible.numpy().sum(axis=0)
 
 
-def head_shares(record: LayerCapture) -> HeadShares:
-    """Sink and previous-token shares of one layer on one prompt, one head at a time.
+def head_shares(record: LayerCapture, attention: LayerAttention | None = None) -> HeadShares:
+    """Sink and previous-token shares of one layer on one prompt.
 
-    A key counts as a possible sink when at least half as many queries see it as see the key that
-    most queries see. The last keys are seen by a few queries only, themselves among them, and
-    would pass for sinks.
+    Args:
+        record: Queries and keys of the layer.
+        attention: What `read_attention` says of the record, where that is at hand.
     """
-    visible = record.visible
-    seen = visible.numpy()
-    seen_by = seen.sum(axis=0)
-    counts = seen_by >= 0.5 * seen_by.max()
-    shares, positions, previous = [], [], []
-    for head in range(record.n_heads):
-        pattern = record.pattern(head, visible=visible).double().numpy()
-        share = np.where(counts, pattern.sum(axis=0) / seen_by, -np.inf)
-        positions.append(int(share.argmax()))
-        shares.append(share.max())
-        is_single = record.n_pos == 1
-        previous.append(np.nan if is_single else float(np.diagonal(pattern, -1).mean()))
+    attention = read_attention(record) if attention is None else attention
+    shares = attention.candidates
     return HeadShares(
-        layer=record.rope.layer,
-        n_tokens=record.n_pos,
-        sink_share=np.array(shares),
-        sink_position=np.array(positions),
-        previous_share=np.array(previous),
-        same_position=np.ones(record.n_heads, dtype=bool),
-        uniform_share=float((1 / seen.sum(axis=1))[seen[:, 0]].mean()),
+        layer=attention.layer,
+        n_tokens=attention.n_pos,
+        sink_share=shares.max(axis=1),
+        sink_position=shares.argmax(axis=1),
+        previous_share=attention.previous,
+        same_position=np.ones(len(shares), dtype=bool),
+        uniform_share=attention.uniform,
     )
+
+
+def sink_positions(attention: LayerAttention) -> tuple[int, ...]:
+    """The positions that statistics over tokens leave out: the first, and every sink of the layer.
+
+    A sink is a key with a sink share above `SINK_THRESHOLD` in any head. Prompts shorter than
+    `MIN_TOKENS` cannot tell sinks, so there it is the first alone.
+    """
+    if attention.n_pos < MIN_TOKENS:
+        return (0,)
+    is_sink = (attention.candidates > SINK_THRESHOLD).any(axis=0)
+    return (0, *(int(position) for position in np.flatnonzero(is_sink) if position))
 
 
 def merge_shares(shares: Iterable[HeadShares]) -> HeadShares:

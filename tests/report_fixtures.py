@@ -10,13 +10,17 @@ import numpy as np
 import torch
 import zoo
 
+from lens_rope.bounds import check_bounds
+from lens_rope.offsets import CONSTANCY, RELATIVE, OffsetFeatures
+from lens_rope.patterns import is_long_enough
 from lens_rope.records import LayerCapture, LayerCheck, ModelInfo, Prompt, RotaryCapture
+from lens_rope.reporting.analysis import analyse, merge
 from lens_rope.reporting.data import PromptSummary, ReportData
 from lens_rope.reporting.findings import findings, notes
 from lens_rope.reporting.gallery import build_gallery
-from lens_rope.sinks import SINK_THRESHOLD, head_shares
+from lens_rope.sinks import SINK_THRESHOLD
 from lens_rope.spec import LayerRope
-from lens_rope.usage import pair_usage
+from lens_rope.spectrum import layer_spectrum
 
 # Everything that a page can get wrong: markup, the end of a script, quotes, white space, control
 # characters, more bytes than characters, right-to-left marks.
@@ -98,17 +102,24 @@ def saved_model(name: str, root: Path) -> Path:
 
 
 def report_data(qk: RotaryCapture, heads: tuple[tuple[int, int], ...] | None = None) -> ReportData:
-    """A report on a capture, without a model."""
-    shares = tuple(head_shares(record) for record in qk.records[0])
-    gallery, rule = build_gallery(qk, shares, heads)
+    """A report on a capture, without a model: nothing is repeated, nothing ablated."""
     prompt = qk.prompts[0]
+    layers = tuple(merge([analyse(record, prompt.token_ids)]) for record in qk.records[0])
+    gallery, rule = build_gallery(qk, [entry.shares for entry in layers], heads)
+    is_long = is_long_enough([len(prompt)])
+    offsets = tuple(entry.offsets for entry in layers)
+    features = OffsetFeatures(qk.model, offsets, CONSTANCY, RELATIVE, ())
     data = ReportData(
         version="0", created="2000-01-01T00:00:00Z", model=qk.model,
         prompts=(PromptSummary(prompt.name, len(prompt), None, True, prompt.tokens),),
         rope=qk.rope(), same_rope=True,
         checks=tuple(record.check for record in qk.records[0]), tolerance=1e-5,
-        usage=tuple(pair_usage(record) for record in qk.records[0]),
-        shares=shares, threshold=SINK_THRESHOLD, gallery=gallery, gallery_rule=rule,
+        layers=layers,
+        heads=tuple(h for entry in layers for h in entry.heads(is_long=is_long, repeated=None)),
+        bounds=check_bounds(features),
+        spectra=tuple(layer_spectrum(entry.keys) for entry in layers),
+        ablation=None, is_repeated=False,
+        threshold=SINK_THRESHOLD, gallery=gallery, gallery_rule=rule,
         findings=(), notes=(),
     )  # fmt: skip
     return dataclasses.replace(data, findings=findings(data), notes=notes(data))

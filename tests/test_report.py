@@ -21,6 +21,7 @@ import lens_rope.reporting.gather as gather_module
 from lens_rope.capturing import capture, token_rows
 from lens_rope.decomposition import decompose
 from lens_rope.errors import InputError, OutputError, PromptError, VerificationError
+from lens_rope.offsets import RELATIVE
 from lens_rope.reporting import Report, report
 from lens_rope.reporting.findings import findings, notes
 from lens_rope.reporting.gallery import PER_REASON, RULE_ASKED, build_gallery
@@ -28,7 +29,7 @@ from lens_rope.reporting.page import render, render_index
 from lens_rope.reporting.sample import sample_text
 from lens_rope.reporting.tables import tables
 from lens_rope.reporting.write import MARKER, check_folder, read_markers, write_index
-from lens_rope.sinks import SINK_THRESHOLD, head_shares, merge_shares
+from lens_rope.sinks import head_shares, merge_shares
 from lens_rope.usage import merge_usage, pair_usage
 from lens_rope.views.tokens import display_text
 
@@ -114,7 +115,8 @@ def test_progress_reaches_the_end_of_every_stage(model):
     calls = []
     report(model, TEXTS, progress=lambda *call: calls.append(call))
     last = {stage: (done, total) for stage, done, total in calls}
-    assert len(last) == 5  # reading and summing up of two prompts, splitting
+    # Reading and summing up of two prompts, splitting, repeating; too short for sinks.
+    assert len(last) == 6
     assert all(done == total for done, total in last.values())
 
 
@@ -166,7 +168,8 @@ def test_json_has_the_keys_of_the_schema(done):
     content = strict(json.dumps(done.to_dict()))
     assert list(content) == [
         "schema", "lens_rope", "created", "model", "host", "prompts", "rope", "verification",
-        "usage", "sinks", "heads", "findings", "notes",
+        "usage", "offset_features", "bounds", "sinks", "heads", "spectrum", "metrics", "ablation",
+        "findings", "notes",
     ]  # fmt: skip
     assert content["schema"] == "lens-rope-report/1"
     assert content["model"] == {
@@ -188,8 +191,9 @@ def test_json_has_the_keys_of_the_schema(done):
         (0, 8, 8), (1, 8, 8),
     ]  # fmt: skip
     assert len(content["heads"]) == 8
-    above = {(h["layer"], h["head"]) for h in content["heads"] if h["sink_share"] > SINK_THRESHOLD}
-    assert {(h["layer"], h["head"]) for h in content["sinks"]["heads"]} == above
+    assert content["sinks"]["heads"] == []  # too short to tell
+    assert content["ablation"] is None
+    assert {head["pattern"] for head in content["heads"]} == {None}
     assert content["sinks"]["threshold"] == 0.3
     # Uniform attention gives the first key 1 / (t + 1) from each query t.
     base = [np.mean(1 / np.arange(1, n + 1)) for n in (41, 26)]
@@ -199,7 +203,7 @@ def test_json_has_the_keys_of_the_schema(done):
 
 def test_a_value_that_does_not_exist_is_null(model):
     content = strict(json.dumps(report(model, "t5", layers=[0]).to_dict()))
-    assert [len(p) for p in content["heads"]] == [4] * 4
+    assert [h["offset_shares"]["offset_offset"] for h in content["heads"]] == [None] * 4
     ids = report(model, torch.tensor([5]))
     content = strict(json.dumps(ids.to_dict(), allow_nan=False))
     assert {h["previous_share"] for h in content["heads"]} == {None}
@@ -208,7 +212,14 @@ def test_a_value_that_does_not_exist_is_null(model):
 def test_every_table_has_its_rows(done):
     frames = tables(done.data)
     assert {name: len(frame) for name, frame in frames.items() if "gallery" not in name} == {
-        "prompts": 2, "verification": 2, "rope": 16, "usage": 16, "heads": 8,
+        "prompts": 2, "verification": 2, "rope": 16, "usage": 16, "heads": 8, "head_pairs": 64,
+        "bounds": 4, "metrics": 8, "spectrum": 64, "sinks": 0, "sink_pairs": 0,
+        "offset_features": sum(e.offsets.is_feature().sum() for e in done.data.layers),
+        "outliers": sum(
+            (side.relative_magnitude >= RELATIVE).sum()
+            for e in done.data.layers
+            for side in (e.offsets.query, e.offsets.key)
+        ),
     }  # fmt: skip
     gallery = {(head.layer, head.head) for head in done.data.gallery}
     for name in ("gallery_by_pair", "gallery_by_distance"):
@@ -340,7 +351,12 @@ def test_findings_quote_the_numbers(done):
     assert f"{key:.0%} of key magnitude" in text
 
 
-def changed(done, **changes):
+def changed(done, shares=None, **changes):
+    if shares is not None:
+        changes["layers"] = tuple(
+            dataclasses.replace(entry, shares=of_layer)
+            for entry, of_layer in zip(done.data.layers, shares, strict=True)
+        )
     return dataclasses.replace(done.data, **changes)
 
 

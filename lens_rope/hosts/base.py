@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
+from torch.utils.hooks import RemovableHandle
 
 from lens_rope.errors import LensRopeError, UnsupportedModelError
+from lens_rope.hosts.editing import EditPoint, Tables
 from lens_rope.hosts.state import as_before
 from lens_rope.records import ModelInfo, Route
 
@@ -45,6 +47,7 @@ class LayerReading:
         sinks: `[head]` Learned sink logits, or None.
         window: Sliding window in tokens, or None.
         trained_context: Context of the model in tokens.
+        edit_at: Where queries and keys can be changed in the running model.
     """
 
     layer: int
@@ -63,6 +66,7 @@ class LayerReading:
     sinks: Float[Tensor, " head"] | None
     window: int | None
     trained_context: int
+    edit_at: tuple[EditPoint, EditPoint]
 
 
 class Host(ABC):
@@ -124,6 +128,16 @@ class Host(ABC):
     ) -> tuple[list[Hook], dict[str, Any]]:
         """Forward hooks that make each layer visit its reading, and options of the forward pass."""
 
+    @abstractmethod
+    def follow_angles(self, layer: int) -> tuple[list[RemovableHandle], Tables]:
+        """The angles of a layer in whatever forward pass is running, for edits inside it.
+
+        Returns:
+            Hooks that are needed for it, and a function from the values `[batch, pos, head,
+            d_head]` being edited to their cosines and sines `[row, pos, width]`, `row` being 1
+            or the batch.
+        """
+
     def read(
         self, token_ids: Sequence[int], layers: Sequence[int], visit: Callable[[LayerReading], None]
     ) -> None:
@@ -137,6 +151,26 @@ class Host(ABC):
         Raises:
             UnsupportedModelError: The host's forward pass fails, or its hooks do not show enough.
         """
+        self._run(token_ids, layers, visit, return_type=None)
+
+    def read_logits(
+        self, token_ids: Sequence[int], layers: Sequence[int], visit: Callable[[LayerReading], None]
+    ) -> Float[Tensor, "pos vocab"]:
+        """As `read`, and runs the model to its end.
+
+        Returns:
+            `[pos, vocab]` Logits in float32, on the model's device.
+        """
+        return self._run(token_ids, layers, visit, return_type="logits")[0].float()
+
+    def _run(
+        self,
+        token_ids: Sequence[int],
+        layers: Sequence[int],
+        visit: Callable[[LayerReading], None],
+        *,
+        return_type: str | None,
+    ) -> Any:
         raised: list[Exception] = []
 
         def watched(reading: LayerReading) -> None:
@@ -147,6 +181,8 @@ class Host(ABC):
                 raise
 
         hooks, options = self._hooks(layers, watched)
+        if return_type is not None:
+            options = {}  # they spare what comes after the last layer
         device = next(self.model.parameters()).device
         tokens = torch.tensor([list(token_ids)], device=device)
         # An explicit mask: hosts guess one from the tokens otherwise, and may take a BOS that is
@@ -154,7 +190,7 @@ class Host(ABC):
         mask = torch.ones_like(tokens)
         with torch.no_grad(), as_before(self.model), self.model.hooks(fwd_hooks=hooks):
             try:
-                self.model(tokens, return_type=None, attention_mask=mask, **options)
+                return self.model(tokens, return_type=return_type, attention_mask=mask, **options)
             except (LensRopeError, torch.OutOfMemoryError):
                 raise
             except Exception as error:

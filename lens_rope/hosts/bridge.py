@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from lens_rope.errors import UnsupportedModelError
 from lens_rope.hosts.base import Hook, Host, LayerReading, with_key
+from lens_rope.hosts.editing import EditPoint, Tables, refuse_cached
 from lens_rope.records import Route
 
 
@@ -24,6 +26,7 @@ class _QueriesAndKeys:
     k: Tensor
     rotary_start: int
     sample: tuple[Tensor, Tensor] | None
+    edit_at: tuple[EditPoint, EditPoint]
 
 
 _BRIDGE_HOOKS = (
@@ -155,28 +158,35 @@ class BridgeHost(Host):
             sinks=sinks.detach() if isinstance(sinks, Tensor) else None,
             window=_window(attn, config, layer),
             trained_context=self.trained_context,
+            edit_at=read_qk.edit_at,
         )
 
     def _read_plain(self, layer: int, attn: Any, seen: dict[str, Tensor]) -> _QueriesAndKeys:
         """Queries and keys of ordinary attention."""
-        before = []
+        before, before_at = [], []
         for side in ("q", "k"):
-            value = next(
-                (seen[key] for key in (f"hook_{side}_normed", f"{side}.hook_out") if key in seen),
-                None,
+            key = next(
+                (key for key in (f"hook_{side}_normed", f"{side}.hook_out") if key in seen), None
             )
-            if value is None:
+            if key is None:
                 raise self._refusal(layer, f"its hook_{side} did not fire")
-            rotated = seen.get(f"hook_rot_{side}")
-            before.append(self._heads_last(value[0], rotated))
+            value, rotated = seen[key][0], seen.get(f"hook_rot_{side}")
+            before.append(self._heads_last(value, rotated))
+            layout = "flat" if value.ndim == 2 else "pos head"
+            before_at.append(EditPoint(f"blocks.{layer}.attn.{key}", False, layout))
         clip = getattr(getattr(attn, "config", None), "clip_qkv", None)
         if clip is not None:
             before = [value.clamp(-clip, clip) for value in before]
         if "hook_rot_q" not in seen or "hook_rot_k" not in seen:
-            return _QueriesAndKeys("hook_cos", before[0], before[1], 0, None)
+            edit_at = (before_at[0], before_at[1])
+            return _QueriesAndKeys("hook_cos", before[0], before[1], 0, None, edit_at)
         q, k = seen["hook_rot_q"][0], seen["hook_rot_k"][0]
         sample = (torch.cat(before, dim=1), torch.cat([q, k], dim=1))
-        return _QueriesAndKeys("hook_rot", q, k, 0, sample)
+        edit_at = (
+            EditPoint(f"blocks.{layer}.attn.hook_rot_q", is_rotated=True),
+            EditPoint(f"blocks.{layer}.attn.hook_rot_k", is_rotated=True),
+        )
+        return _QueriesAndKeys("hook_rot", q, k, 0, sample, edit_at)
 
     def _heads_last(self, value: Tensor, rotated: Tensor | None) -> Tensor:
         """`[pos, head, d_head]` from any of the layouts that the hooks before rotation have."""
@@ -199,7 +209,11 @@ class BridgeHost(Host):
             # The host sorts adjacent pairs into halves as it rotates.
             rope_part = torch.cat([before[..., start::2], before[..., start + 1 :: 2]], dim=-1)
             before = torch.cat([before[..., :start], rope_part], dim=-1)
-        return _QueriesAndKeys("hook_rot", q, k, start, (before, q))
+        edit_at = (
+            EditPoint(f"blocks.{layer}.attn.hook_q", is_rotated=True, layout="head pos"),
+            EditPoint(f"blocks.{layer}.attn.hook_k", is_rotated=True, layout="head pos"),
+        )
+        return _QueriesAndKeys("hook_rot", q, k, start, (before, q), edit_at)
 
     def _tables(
         self, layer: int, seen: dict[str, Tensor], n_pos: int
@@ -221,6 +235,42 @@ class BridgeHost(Host):
                 sin, cos = buffer[:n_pos].to(seen["hook_pattern"].device).chunk(2, dim=-1)
                 return cos, sin
         return None, None
+
+    def follow_angles(self, layer: int) -> tuple[list[RemovableHandle], Tables]:
+        """From the cosines and sines that the layer is given, else from the model's one table."""
+        names, handles = self.model.hook_dict, []
+        seen: dict[str, Tensor] = {}
+        for key in ("hook_cos", "hook_sin"):
+
+            def keep(module: Any, args: Any, value: Tensor, key: str = key) -> None:
+                seen[key] = value.detach()
+
+            if f"blocks.{layer}.attn.{key}" in names:
+                point = names[f"blocks.{layer}.attn.{key}"]
+                handles.append(point.register_forward_hook(keep))
+
+        def look(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+            refuse_cached(kwargs, layer)
+            seen.clear()
+            given = kwargs.get("position_embeddings")
+            # Queries can be hooked before the angles are. (GPT-J, which hooks no angles, is given
+            # sines first.)
+            if handles and isinstance(given, tuple) and len(given) == 2:
+                seen.update(hook_cos=given[0].detach(), hook_sin=given[1].detach())
+
+        def tables(x: Tensor) -> tuple[Tensor, Tensor]:
+            if len(seen) == 2:
+                # Rows of a padded batch can have positions of their own.
+                cos, sin = (seen[key] for key in ("hook_cos", "hook_sin"))
+                return cos.reshape(-1, *cos.shape[-2:]), sin.reshape(-1, *sin.shape[-2:])
+            cos, sin = self._tables(layer, {"hook_pattern": x}, x.shape[1])
+            if cos is None or sin is None:
+                raise self._refusal(layer, "its angles are not hooked")
+            return cos[None], sin[None]
+
+        attn = self.model.blocks[layer].attn
+        look_first = attn.register_forward_pre_hook(look, with_kwargs=True)
+        return [*handles, look_first], tables
 
     def _candidates(self) -> tuple[np.ndarray, ...]:
         """Every `inv_freq` that the model's rotary modules hold."""

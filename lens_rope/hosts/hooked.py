@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from lens_rope.hosts.base import Hook, Host, LayerReading, with_key
+from lens_rope.hosts.editing import EditPoint, Tables, refuse_cached
 
 try:
     from transformer_lens import HookedTransformer
@@ -89,7 +91,30 @@ class HookedHost(Host):
             sinks=attn.sinks.detach() if getattr(cfg, "use_attention_sinks", False) else None,
             window=int(cfg.window_size) if attn.attn_type == "local" else None,
             trained_context=self.trained_context,
+            edit_at=(
+                EditPoint(f"blocks.{layer}.attn.hook_rot_q", is_rotated=True),
+                EditPoint(f"blocks.{layer}.attn.hook_rot_k", is_rotated=True),
+            ),
         )
+
+    def follow_angles(self, layer: int) -> tuple[list[RemovableHandle], Tables]:
+        """From the layer's tables, at the positions that the attention mask implies."""
+        attn = self.model.blocks[layer].attn
+        masks: list[Tensor | None] = [None]
+
+        def look(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+            refuse_cached(kwargs, layer)
+            masks[0] = kwargs.get("attention_mask")
+
+        def tables(x: Tensor) -> tuple[Tensor, Tensor]:
+            cos, sin = self._tables(attn, x.shape[1])
+            if masks[0] is None:
+                return cos[None], sin[None]
+            # Positions are counted from the first token that is not padding.
+            positions = (masks[0].cumsum(dim=1) - 1).clamp_min(0).to(cos.device)
+            return cos[positions], sin[positions]
+
+        return [attn.register_forward_pre_hook(look, with_kwargs=True)], tables
 
     def _ungrouped(self, k: Tensor) -> Tensor:
         """One row per key head also where the host expanded them to one per query head."""

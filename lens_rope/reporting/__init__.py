@@ -93,6 +93,7 @@ def report(
     max_tokens: int | None = None,
     context: int | None = None,
     names: Sequence[str] | None = None,
+    interventions: bool = True,
     progress: StageProgress | None = None,
 ) -> Report:
     """Reads a model on some prompts and reports how it uses its rotary frequencies.
@@ -107,6 +108,8 @@ def report(
         max_tokens: Cut longer prompts to this many tokens.
         context: Trained context in tokens, in place of the model's own; cycles are counted over it.
         names: A name per prompt.
+        interventions: Whether to run the first prompt again without the best pair of each sink
+            head, and without random others, to see what the model makes of it.
         progress: Called as `progress(stage, done, total)`.
 
     Returns:
@@ -124,7 +127,7 @@ def report(
     return Report(
         gather(
             model, prompts, layers=layers, heads=heads, max_tokens=max_tokens, context=context,
-            names=names, progress=progress,
+            names=names, interventions=interventions, progress=progress,
         )
     )  # fmt: skip
 

@@ -11,11 +11,20 @@ if TYPE_CHECKING:
     import numpy as np
     from jaxtyping import Float
 
+    from lens_rope.ablation_effects import AblationReport
+    from lens_rope.bounds import BoundsCheck
+    from lens_rope.patterns import HeadPattern
     from lens_rope.records import LayerCheck, ModelInfo
+    from lens_rope.reporting.analysis import LayerAnalysis
     from lens_rope.results import DistanceProfile, PairSummary
+    from lens_rope.sink_heads import SinkHead
     from lens_rope.sinks import HeadShares
     from lens_rope.spec import LayerRope, RopeSpec
+    from lens_rope.spectrum import LayerSpectrum
     from lens_rope.usage import LayerUsage
+
+SCHEMA = "lens-rope-report/1"
+"""Version of `report.json`; within a version keys are only ever added."""
 
 PREVIOUS_THRESHOLD = 0.5
 """Heads that give more than this share of attention to the previous token are counted."""
@@ -86,13 +95,19 @@ class ReportData:
         same_rope: Whether all prompts were rotated alike (dynamic scalings depend on length).
         checks: Per layer, the worst of each error over all prompts.
         tolerance: Largest relative error that is accepted.
-        usage: Per layer, mean pair magnitudes over the tokens of all prompts.
-        shares: Per layer, attention shares over all prompts.
+        layers: Per layer, what was added up over all prompts.
+        heads: The pattern of every head, in order of layer and head.
+        bounds: Strong offset features against the bounds on frequency and angle.
+        spectra: Per layer, key spectra before and after rotation.
+        ablation: What removing the best pair of each sink head does to the running model, on the
+            first prompt; None where there is no sink head, or when it was not asked for.
+        is_repeated: Whether induction and its like were measured on repeated random tokens.
         threshold: Sink share above which a head is a sink head.
         gallery: The most telling heads, or those that were asked for.
         gallery_rule: How the heads of the gallery were chosen, as a sentence.
         findings: What the numbers say, one sentence each.
         notes: What a reader has to know about the data, one sentence each.
+        left_out: What could not be measured and why, one sentence each.
         context: Context in tokens that was asked for instead of the model's own, or None.
     """
 
@@ -104,14 +119,38 @@ class ReportData:
     same_rope: bool
     checks: tuple[LayerCheck, ...]
     tolerance: float
-    usage: tuple[LayerUsage, ...]
-    shares: tuple[HeadShares, ...]
+    layers: tuple[LayerAnalysis, ...]
+    heads: tuple[HeadPattern, ...]
+    bounds: BoundsCheck
+    spectra: tuple[LayerSpectrum, ...]
+    ablation: AblationReport | None
+    is_repeated: bool
     threshold: float
     gallery: tuple[GalleryHead, ...]
     gallery_rule: str
     findings: tuple[str, ...]
     notes: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
     context: int | None = None
+
+    @property
+    def usage(self) -> tuple[LayerUsage, ...]:
+        """Per layer, mean pair magnitudes."""
+        return tuple(entry.usage for entry in self.layers)
+
+    @property
+    def shares(self) -> tuple[HeadShares, ...]:
+        """Per layer, attention shares."""
+        return tuple(entry.shares for entry in self.layers)
+
+    @property
+    def sinks(self) -> tuple[SinkHead, ...]:
+        """The sink heads, in order of layer and head."""
+        return tuple(sink for entry in self.layers for sink in entry.sinks)
+
+    def sink_heads_by_shares(self) -> tuple[SinkHead, ...]:
+        """The sink heads, the largest share first."""
+        return tuple(sorted(self.sinks, key=lambda sink: (-sink.share, sink.layer, sink.head)))
 
     def token_at(self, position: int) -> str | None:
         """The token at a position as visible text; None where prompts have different ones there."""

@@ -10,7 +10,7 @@ import numpy as np
 from lens_rope.reporting.data import PREVIOUS_THRESHOLD
 from lens_rope.sinks import MIN_TOKENS
 from lens_rope.spec import ranges
-from lens_rope.views.layout import number, percent
+from lens_rope.words import number, percent
 
 if TYPE_CHECKING:
     from lens_rope.reporting.data import ReportData

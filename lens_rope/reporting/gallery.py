@@ -11,7 +11,7 @@ from lens_rope.decomposition import decompose
 from lens_rope.reporting.data import PREVIOUS_THRESHOLD, GalleryHead
 from lens_rope.sinks import MIN_TOKENS, SINK_THRESHOLD, sink_shares
 from lens_rope.views.heads import MAX_WINDOW
-from lens_rope.views.layout import percent
+from lens_rope.words import percent
 
 if TYPE_CHECKING:
     from lens_rope.records import RotaryCapture

@@ -1,8 +1,9 @@
 """From a model and prompts to the numbers of a report, one prompt at a time.
 
-Each prompt runs once. Its layers are reduced to usage and shares, which add up over prompts in any
-order, and its queries and keys are dropped; only those of the first prompt are kept until the end,
-because the gallery shows heads on that prompt.
+Each prompt runs once. Its layers are reduced to numbers that add up over prompts in any order, and
+its queries and keys are dropped; only those of the first prompt are kept until the end, because the
+gallery shows heads on that prompt. Two things need more runs: a prompt of repeated random tokens
+tells induction heads, and the first prompt is run again without the best pair of each sink head.
 """
 
 from __future__ import annotations
@@ -17,15 +18,26 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lens_rope import __version__
+from lens_rope.ablation_effects import AblationReport, ablation_report
+from lens_rope.bounds import check_bounds
 from lens_rope.capturing import capture, model_shape, token_rows
-from lens_rope.errors import InputError, PromptError
+from lens_rope.errors import (
+    InputError,
+    PromptError,
+    UnsupportedModelError,
+    VerificationError,
+)
+from lens_rope.heads import repeated_patterns
+from lens_rope.offsets import CONSTANCY, RELATIVE, OffsetFeatures, offset_notes
+from lens_rope.patterns import LayerPatterns, is_long_enough
 from lens_rope.records import LayerCheck, ModelInfo, RotaryCapture
+from lens_rope.reporting.analysis import LayerAnalysis, analyse, merge
 from lens_rope.reporting.data import PromptSummary, ReportData
 from lens_rope.reporting.findings import findings, notes
 from lens_rope.reporting.gallery import build_gallery
 from lens_rope.reporting.sample import SAMPLE_NAME, sample_text
-from lens_rope.sinks import SINK_THRESHOLD, HeadShares, head_shares, merge_shares
-from lens_rope.usage import LayerUsage, merge_usage, pair_usage
+from lens_rope.sinks import SINK_THRESHOLD
+from lens_rope.spectrum import layer_spectrum
 from lens_rope.verify import TOLERANCE
 
 if TYPE_CHECKING:
@@ -44,6 +56,7 @@ def gather(
     max_tokens: int | None = None,
     context: int | None = None,
     names: Sequence[str] | None = None,
+    interventions: bool = True,
     progress: StageProgress | None = None,
 ) -> ReportData:
     """Reads every prompt and adds up what the report shows.
@@ -56,6 +69,8 @@ def gather(
         max_tokens: Cut longer prompts to this many tokens.
         context: Trained context in tokens, in place of the model's own.
         names: A name per prompt.
+        interventions: Whether to run the first prompt again without the best pair of each sink
+            head, and without random others.
         progress: Called as `progress(stage, done, total)`.
 
     Raises:
@@ -69,8 +84,7 @@ def gather(
     rows, names = _named(model, prompts, names)
     first: RotaryCapture | None = None
     summaries: list[PromptSummary] = []
-    usage: dict[int, list[LayerUsage]] = {}
-    shares: dict[int, list[HeadShares]] = {}
+    analyses: dict[int, list[LayerAnalysis]] = {}
     checks: dict[int, list[LayerCheck]] = {}
     same_rope = True
     for index, (name, row) in enumerate(zip(names, rows, strict=True)):
@@ -85,9 +99,8 @@ def gather(
         )
         for done, record in enumerate(qk.records[0], start=1):
             layer = record.rope.layer
-            # A few numbers per pair and head; queries and keys go with the next prompt.
-            usage.setdefault(layer, []).append(pair_usage(record))
-            shares.setdefault(layer, []).append(head_shares(record))
+            # Numbers per pair and head; queries and keys go with the next prompt.
+            analyses.setdefault(layer, []).append(analyse(record, read.token_ids))
             checks.setdefault(layer, []).append(record.check)
             if first is not None:
                 same_rope &= record.rope.same_rotation(first.layer(layer).rope)
@@ -96,14 +109,25 @@ def gather(
         first = first or qk
     if first is None:
         raise PromptError("there is no prompt; give at least one text")
-    merged_shares = tuple(merge_shares(shares[layer]) for layer in first.layer_indices)
     gallery, rule = build_gallery(
         first,
-        [shares[layer][0] for layer in first.layer_indices],
+        [analyses[layer][0].shares for layer in first.layer_indices],
         heads,
         n_prompts=len(rows),
         progress=_staged(progress, "splitting scores by pair"),
     )
+    layers_read = tuple(merge(analyses[layer]) for layer in first.layer_indices)
+    repeated, not_repeated = _repeated(model, first, _staged(progress, "repeating random tokens"))
+    ablation, not_ablated = (
+        _without_best_pairs(
+            model, first, layers_read, _staged(progress, "removing pairs from sink heads")
+        )
+        if interventions
+        else (None, None)
+    )
+    is_long = is_long_enough(summary.n_tokens for summary in summaries)
+    offsets = tuple(entry.offsets for entry in layers_read)
+    features = OffsetFeatures(first.model, offsets, CONSTANCY, RELATIVE, offset_notes(offsets))
     data = ReportData(
         version=__version__,
         created=_now(),
@@ -113,16 +137,65 @@ def gather(
         same_rope=same_rope,
         checks=tuple(_worst(checks[layer]) for layer in first.layer_indices),
         tolerance=TOLERANCE[getattr(torch, first.model.dtype)],
-        usage=tuple(merge_usage(usage[layer]) for layer in first.layer_indices),
-        shares=merged_shares,
+        layers=layers_read,
+        heads=tuple(
+            head
+            for index, entry in enumerate(layers_read)
+            for head in entry.heads(
+                is_long=is_long, repeated=repeated[index] if repeated is not None else None
+            )
+        ),
+        bounds=check_bounds(features),
+        spectra=tuple(layer_spectrum(entry.keys) for entry in layers_read),
+        ablation=ablation,
+        is_repeated=repeated is not None,
         threshold=SINK_THRESHOLD,
         gallery=gallery,
         gallery_rule=rule,
         findings=(),
         notes=(),
+        left_out=tuple(note for note in (not_repeated, not_ablated) if note),
         context=context,
     )
     return dataclasses.replace(data, findings=findings(data), notes=notes(data))
+
+
+def _repeated(
+    model: Any, first: RotaryCapture, progress: Callable[[int, int], None] | None
+) -> tuple[tuple[LayerPatterns, ...] | None, str | None]:
+    """Where attention goes on repeated random tokens, or why that is not known."""
+    if progress is not None:
+        progress(0, 1)
+    try:
+        repeated = repeated_patterns(model, first)
+    except InputError as error:
+        return None, f"Induction and its like are measured on the prompts alone: {error}."
+    if progress is not None:
+        progress(1, 1)
+    return repeated, None
+
+
+def _without_best_pairs(
+    model: Any,
+    first: RotaryCapture,
+    layers: Sequence[LayerAnalysis],
+    progress: Callable[[int, int], None] | None,
+) -> tuple[AblationReport | None, str | None]:
+    """The running model without the best pair of each sink head, or why that could not be run."""
+    sinks = [sink for entry in layers for sink in entry.sinks]
+    pairs = {(sink.layer, sink.head): [sink.best_pair] for sink in sinks if sink.best_pair >= 0}
+    if not pairs:
+        return None, None
+    if progress is not None:
+        progress(0, 1)
+    prompt = first.prompts[0]
+    try:
+        done = ablation_report(model, torch.tensor(prompt.token_ids), pairs, names=[prompt.name])
+    except (UnsupportedModelError, VerificationError) as error:
+        return None, f"The model was not run without the best pairs: {error}."
+    if progress is not None:
+        progress(1, 1)
+    return done, None
 
 
 def check_heads(

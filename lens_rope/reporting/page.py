@@ -21,7 +21,7 @@ from lens_rope.views.heads import (
     received_view,
     script_json,
 )
-from lens_rope.views.layout import number, percent
+from lens_rope.words import number, percent
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

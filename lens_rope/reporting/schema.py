@@ -11,13 +11,34 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from lens_rope.bounds import (
+    BOUNDS,
+    PERMUTATIONS,
+    BoundsCheck,
+    within_angle,
+    within_half_cycle,
+    within_region,
+)
+from lens_rope.metrics import METRICS
+from lens_rope.offset_shares import PARTS
+from lens_rope.reporting.data import SCHEMA
+from lens_rope.sink_heads import COLLAPSED, CONTROL_QUERIES
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from lens_rope.ablation_effects import AblationReport
+    from lens_rope.offsets import LayerOffsets
+    from lens_rope.patterns import HeadPattern
     from lens_rope.reporting.data import ReportData
+    from lens_rope.sink_heads import SinkHead
     from lens_rope.spec import RopeSpec
+    from lens_rope.spectrum import LayerSpectrum, Spectrum
 
-SCHEMA = "lens-rope-report/1"
+TOP_PAIRS = 5
+"""Pairs that a sink or head lists, the largest advantage first; the tables have them all."""
 
 
 def to_dict(data: ReportData) -> dict[str, Any]:
@@ -65,34 +86,177 @@ def to_dict(data: ReportData) -> dict[str, Any]:
             {"layer": entry.layer, "query": numbers(entry.query), "key": numbers(entry.key)}
             for entry in data.usage
         ],
+        "offset_features": [
+            {
+                "layer": entry.layer,
+                "head": int(head),
+                "frequency": int(pair),
+                "amplitude": value(entry.amplitude[head, pair]),
+                "angle": value(entry.angle[head, pair]),
+                "cycles": value(entry.rope.cycles[pair]),
+                "query_constancy": value(entry.query.constancy[head, pair]),
+                "key_constancy": value(entry.key.constancy[entry.kv_heads[head], pair]),
+                "within_half_cycle": bool(within_half_cycle(_turn(entry)[pair])),
+                "within_angle": bool(within_angle(entry.angle[head, pair])),
+                "within_region": bool(within_region(entry.angle[head, pair], _turn(entry)[pair])),
+            }
+            for entry in (layer.offsets for layer in data.layers)
+            for head, pair in np.argwhere(entry.is_feature())
+        ],
+        "bounds": bounds_to_dict(data.bounds),
         "sinks": {
             "threshold": data.threshold,
             "uniform_share": value(data.uniform_share),
-            "heads": [
-                {
-                    "layer": entry.layer,
-                    "head": head,
-                    "position": int(entry.sink_position[head]),
-                    "sink_share": value(entry.sink_share[head]),
-                }
-                for entry in data.shares
-                for head in range(len(entry.sink_share))
-                if entry.sink_share[head] > data.threshold
-            ],
+            "collapsed_below": COLLAPSED,
+            "control_queries": CONTROL_QUERIES,
+            "heads": [sink_to_dict(sink) for sink in data.sinks],
         },
-        "heads": [
+        "heads": [head_to_dict(head) for head in data.heads],
+        "spectrum": [spectrum_to_dict(entry) for entry in data.spectra],
+        "metrics": [
             {
-                "layer": entry.layer,
-                "head": head,
-                "sink_share": value(entry.sink_share[head]),
-                "previous_share": value(entry.previous_share[head]),
+                "layer": entry.metrics.layer,
+                **{name: numbers(getattr(entry.metrics, name)) for name in METRICS},
             }
-            for entry in data.shares
-            for head in range(len(entry.sink_share))
+            for entry in data.layers
         ],
+        "ablation": None if data.ablation is None else ablation_to_dict(data.ablation),
         "findings": list(data.findings),
         "notes": list(data.notes),
     }
+
+
+def bounds_to_dict(check: BoundsCheck) -> dict[str, Any]:
+    """Strong offset features against the bounds. `p_value` is that of the permutations."""
+    half = check["half_cycle"]
+    return {
+        "strong_amplitude": check.strong,
+        "features": half.n,
+        **{f"within_{name}": value(check[name].share) for name in BOUNDS},
+        **{f"base_rate_{name}": value(check[name].base_rate) for name in BOUNDS},
+        "positive_angle": value(check.positive_angle),
+        "base_rate_positive_angle": value(check.positive_angle_base_rate),
+        "p_value": value(half.p_value),
+        "p_values": {
+            name: {
+                "permutation_by_layer": value(check[name].p_value),
+                "binomial": value(check[name].p_binomial),
+                "binomial_distinct": value(check[name].p_binomial_distinct),
+            }
+            for name in BOUNDS
+        },
+        "distinct_features": half.n_distinct,
+        "permutations": PERMUTATIONS,
+    }
+
+
+def sink_to_dict(sink: SinkHead) -> dict[str, Any]:
+    """One sink head with its strongest pairs."""
+    return {
+        "layer": sink.layer,
+        "head": sink.head,
+        "position": sink.position,
+        "same_position": sink.same_position,
+        "prompts": sink.n_prompts,
+        "sink_share": value(sink.share),
+        "advantage": value(sink.advantage.total),
+        "pass_through_advantage": value(sink.advantage.pass_through),
+        "frequencies": [
+            {
+                "frequency": pair,
+                "advantage": value(sink.advantage.pairs[pair]),
+                "lift": value(sink.advantage.lift[pair]),
+                "push": value(sink.advantage.push[pair]),
+                "share_after_removal": value(sink.share_without[pair]),
+            }
+            for pair in sink.advantage.strongest(TOP_PAIRS)
+        ],
+        "share_after_removal_of_two": value(sink.share_without_two),
+        "control_share": value(sink.control_share),
+    }
+
+
+def head_to_dict(head: HeadPattern) -> dict[str, Any]:
+    """One head with its pattern and the pairs with the largest advantages."""
+    return {
+        "layer": head.layer,
+        "head": head.head,
+        "pattern": head.pattern,
+        "also": list(head.also),
+        "strength": value(head.strength),
+        "base_rate": value(head.base_rate),
+        "sink_share": value(head.sink_share),
+        "previous_share": value(head.previous_share),
+        "masses": {name: value(mass) for name, mass in head.masses.items()},
+        "entropy": value(head.entropy),
+        "token_consistency": value(head.token_consistency),
+        "offset_shares": dict(zip(PARTS, numbers(head.offset_shares), strict=True)),
+        "target": head.target,
+        "band": head.band,
+        "frequencies": [
+            {"frequency": pair, "advantage": value(head.advantage.pairs[pair])}
+            for pair in head.advantage.strongest(TOP_PAIRS)
+        ],
+    }
+
+
+def spectrum_to_dict(entry: LayerSpectrum) -> dict[str, Any]:
+    """Key spectra of one layer; eigenvalues are those of all key heads side by side."""
+
+    def side(spectrum: Spectrum) -> dict[str, Any]:
+        return {
+            "rank90": value(spectrum.rank90),
+            "rank95": value(spectrum.rank95),
+            "rank99": value(spectrum.rank99),
+            "participation_ratio": value(spectrum.participation_ratio),
+            "trace": value(spectrum.trace),
+            "near_zero": value(spectrum.near_zero()),
+            "eigenvalues": numbers(spectrum.eigenvalues),
+        }
+
+    return {
+        "layer": entry.layer,
+        "pre": side(entry.pre),
+        "post": side(entry.post),
+        "offset_energy": value(entry.offset_energy),
+        "offset_share": value(entry.offset_share),
+    }
+
+
+def ablation_to_dict(done: AblationReport) -> dict[str, Any]:
+    """What an intervention does to the loss and to each ablated head."""
+    collapse = done.collapsed()
+    return {
+        "how": done.how,
+        "prompts": list(done.prompts),
+        "tokens": done.n_tokens,
+        "loss_before": value(done.loss_before),
+        "loss_after": value(done.loss_after),
+        "loss_controls": numbers(done.loss_controls),
+        "sink_heads": collapse.n_heads,
+        "collapsed_below": collapse.below,
+        "collapsed": value(collapse.collapsed),
+        "control_collapsed": value(collapse.control_collapsed),
+        "control_kept": value(collapse.control_kept),
+        "heads": [
+            {
+                "layer": effect.layer,
+                "head": effect.head,
+                "frequencies": list(effect.pairs),
+                "sink_share": [
+                    value(effect.sink_before), value(effect.sink_after), value(effect.sink_control)
+                ],
+                "change": value(effect.change),
+                "change_control": value(effect.change_control),
+            }
+            for effect in done.heads
+        ],
+    }  # fmt: skip
+
+
+def _turn(entry: LayerOffsets) -> np.ndarray:
+    """`[pair]` Turn over the effective context, rad."""
+    return entry.rope.inv_freq * entry.rope.context
 
 
 def rope_to_dict(spec: RopeSpec) -> list[dict[str, Any]]:
@@ -117,7 +281,7 @@ def to_json(data: ReportData) -> str:
     return json.dumps(to_dict(data), ensure_ascii=False, allow_nan=False, indent=1) + "\n"
 
 
-def value(number: float) -> float | None:
+def value(number: Any) -> float | None:
     """A float that JSON can hold. Float32 values keep the digits they have."""
     number = float(number)
     return number if math.isfinite(number) else None

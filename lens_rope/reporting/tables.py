@@ -4,10 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pandas as pd
+
+from lens_rope.bounds import (
+    within_angle,
+    within_half_cycle,
+    within_partial_cycle,
+    within_region,
+)
+from lens_rope.heads import head_table
+from lens_rope.metrics import METRICS
+from lens_rope.offsets import offset_table, outlier_table
+from lens_rope.sink_heads import sink_table
 
 if TYPE_CHECKING:
     from lens_rope.reporting.data import ReportData
+    from lens_rope.spec import LayerRope
 
 
 def tables(data: ReportData) -> dict[str, pd.DataFrame]:
@@ -17,7 +30,16 @@ def tables(data: ReportData) -> dict[str, pd.DataFrame]:
         "verification": _verification(data),
         "rope": data.rope.to_dataframe(),
         "usage": _usage(data),
-        "heads": _heads(data),
+        "offset_features": features_of(data),
+        "outliers": outlier_table([entry.offsets for entry in data.layers]),
+        "bounds": data.bounds.to_dataframe(),
+        "sinks": sink_table(data.sinks),
+        "sink_pairs": _sink_pairs(data),
+        "heads": head_table(data.heads),
+        "head_pairs": _head_pairs(data),
+        "spectrum": _spectrum(data),
+        "metrics": _metrics(data),
+        **({} if data.ablation is None else {"ablation": data.ablation.to_dataframe()}),
         "gallery_by_pair": _gallery_by_pair(data),
         "gallery_by_distance": _gallery_by_distance(data),
     }
@@ -76,18 +98,101 @@ def _usage(data: ReportData) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
-def _heads(data: ReportData) -> pd.DataFrame:
+def features_of(data: ReportData) -> pd.DataFrame:
+    """The offset features, with whether each keeps the bounds, the largest amplitude first."""
+    table = offset_table([entry.offsets for entry in data.layers])
+    table = table.query("is_feature").drop(columns="is_feature")
+    turn = table["cycles"].to_numpy() * 2 * np.pi
+    angle = table["angle"].to_numpy()
+    table["within_half_cycle"] = within_half_cycle(turn)
+    table["within_partial_cycle"] = within_partial_cycle(turn)
+    table["within_angle"] = within_angle(angle)
+    table["within_region"] = within_region(angle, turn)
+    return table.sort_values(
+        ["amplitude", "layer", "head", "pair"], ascending=[False, True, True, True],
+        ignore_index=True,
+    )  # fmt: skip
+
+
+def _sink_pairs(data: ReportData) -> pd.DataFrame:
+    columns = ["layer", "head", "pair", "wavelength", "lift", "push", "advantage", "share_without"]
+    frames = []
+    for sink in data.sinks:
+        # The pass-through comes last; it cannot be removed as a pair can.
+        names, waves, without = _with_pass_through(sink.rope, sink.share_without)
+        n = len(names)
+        frames.append(
+            pd.DataFrame(
+                {
+                    "layer": sink.layer,
+                    "head": sink.head,
+                    "pair": names,
+                    "wavelength": waves,
+                    "lift": sink.advantage.lift[:n],
+                    "push": sink.advantage.push[:n],
+                    "advantage": (sink.advantage.lift + sink.advantage.push)[:n],
+                    "share_without": without,
+                }
+            )
+        )
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=columns)
+
+
+def _head_pairs(data: ReportData) -> pd.DataFrame:
+    frames = []
+    for head in data.heads:
+        names, waves, _ = _with_pass_through(head.rope, head.rope.wavelength)
+        advantage = (head.advantage.lift + head.advantage.push)[: len(names)]
+        frames.append(
+            pd.DataFrame(
+                {
+                    "layer": head.layer,
+                    "head": head.head,
+                    "target": head.target,
+                    "pair": names,
+                    "wavelength": waves,
+                    "advantage": advantage,
+                }
+            )
+        )
+    return pd.concat(frames, ignore_index=True)
+
+
+def _with_pass_through(
+    rope: LayerRope, values: np.ndarray
+) -> tuple[list[str], np.ndarray, np.ndarray]:
+    """Names, wavelengths and values of all pairs, then of the pass-through if there is one."""
+    names, waves = [*map(str, range(rope.n_pairs))], rope.wavelength
+    if not len(rope.pass_components):
+        return names, waves, values
+    return [*names, "pass-through"], np.append(waves, np.nan), np.append(values, np.nan)
+
+
+def _spectrum(data: ReportData) -> pd.DataFrame:
     frames = [
         pd.DataFrame(
             {
                 "layer": entry.layer,
-                "head": range(len(entry.sink_share)),
-                "sink_share": entry.sink_share,
-                "sink_position": entry.sink_position,
-                "previous_share": entry.previous_share,
+                "index": range(len(entry.pre.eigenvalues)),
+                "pre": entry.pre.eigenvalues,
+                "post": entry.post.eigenvalues,
             }
         )
-        for entry in data.shares
+        for entry in data.spectra
+    ]
+    return pd.concat(frames, ignore_index=True)
+
+
+def _metrics(data: ReportData) -> pd.DataFrame:
+    frames = [
+        pd.DataFrame(
+            {
+                "layer": entry.metrics.layer,
+                "head": range(len(entry.metrics.sink_share)),
+                **{name: getattr(entry.metrics, name) for name in METRICS},
+            }
+        )
+        for entry in data.layers
     ]
     return pd.concat(frames, ignore_index=True)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lens_rope.errors import OutputError
-from lens_rope.reporting.schema import SCHEMA
+from lens_rope.reporting.data import SCHEMA
 
 if TYPE_CHECKING:
     from lens_rope.reporting.data import ReportData

@@ -9,7 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from lens_rope.views.colors import MARK, MISSING
-from lens_rope.views.layout import number
+from lens_rope.words import number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

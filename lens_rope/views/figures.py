@@ -21,7 +21,8 @@ from lens_rope.views.cells import (
     stacked,
 )
 from lens_rope.views.colors import MARK
-from lens_rope.views.layout import color_axis, figure, log_ticks, map_height, number
+from lens_rope.views.layout import color_axis, figure, log_ticks, map_height
+from lens_rope.words import number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,7 +8,8 @@ import numpy as np
 import plotly.graph_objects as go
 
 from lens_rope.views.colors import INK, PASS_THROUGH, pair_color
-from lens_rope.views.layout import figure, number
+from lens_rope.views.layout import figure
+from lens_rope.words import number
 
 if TYPE_CHECKING:
     from lens_rope.results import DistanceProfile, PairSummary

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import plotly.graph_objects as go
 
 from lens_rope.views.colors import ACCENT, GRID, INK, MISSING, SCALES, Scale
+from lens_rope.words import number, percent  # noqa: F401
 
 if TYPE_CHECKING:
     pass
@@ -103,28 +104,3 @@ def log_ticks(low: float, high: float, *, base: float = 10) -> tuple[list[float]
     step = max(1, math.ceil((high - low) / 6))
     powers = list(range(math.ceil(low), math.floor(high) + 1, step))
     return [float(p) for p in powers], [number(float(base) ** p) for p in powers]
-
-
-def percent(share: float) -> str:
-    """A share as a percentage that says 0% or 100% only where it is exactly that."""
-    if share in (0, 1) or f"{share:.0%}" not in ("0%", "100%"):
-        return f"{share:.0%}"
-    if abs(share) < 0.0005:
-        return "under 0.1%"
-    return "over 99.9%" if f"{share:.1%}" == "100.0%" else f"{share:.1%}"
-
-
-def number(value: float) -> str:
-    """A number with three significant digits, as people write it."""
-    if not math.isfinite(value):
-        return "no value" if math.isnan(value) else ("∞" if value > 0 else "-∞")
-    if value == 0:
-        return "0"
-    size = abs(value)
-    if size >= 1000:
-        return f"{value:,.0f}" if size < 1e7 else f"{value:.2e}"
-    if size < 1e-3:
-        return f"{value:.1e}"
-    digits = max(0, 2 - math.floor(math.log10(size)))
-    text = f"{value:.{digits}f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text

@@ -11,7 +11,8 @@ from lens_rope.errors import InputError
 from lens_rope.spec import ranges
 from lens_rope.views.cells import PAIR_AXIS, pair_cells, partial_line, stacked
 from lens_rope.views.colors import MARK, pair_color
-from lens_rope.views.layout import color_axis, figure, log_ticks, map_height, number
+from lens_rope.views.layout import color_axis, figure, log_ticks, map_height
+from lens_rope.words import number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,8 +8,8 @@ import json
 import math
 from typing import TYPE_CHECKING, Any, Literal
 
-from lens_rope.views.layout import number
 from lens_rope.views.rope_figures import rope_groups
+from lens_rope.words import number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

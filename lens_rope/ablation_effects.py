@@ -1,0 +1,419 @@
+"""What an intervention does to attention and loss, beside random pairs: `ablation_report`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from lens_rope.ablation import How, LayerPlan, Offsets, Pairs, ablate_frequencies, plan_ablation
+from lens_rope.capturing import capture
+from lens_rope.errors import InputError
+from lens_rope.hosts import Host, LayerReading, host_of
+from lens_rope.hosts.editing import edits_of
+from lens_rope.sinks import MIN_TOKENS, SINK_THRESHOLD
+from lens_rope.words import percent
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from jaxtyping import Float, Int
+
+    from lens_rope.records import LayerCapture, RotaryCapture
+
+HeadPairs = dict[tuple[int, int], tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class HeadEffect:
+    """One ablated head before and after, and with random other pairs in place of its own.
+
+    Shares and distances are means over prompts weighted by tokens; those of the control are the
+    median over its draws.
+
+    Attributes:
+        layer: Index of the layer.
+        head: Index of the query head.
+        pairs: The pairs that were ablated.
+        sink_positions: One per prompt: the key with the head's largest sink share before (see
+            `sinks.head_shares`).
+        sink_before: Mean attention to that key over the queries that see it.
+        sink_after: The same key after.
+        sink_control: The same key with other pairs ablated.
+        previous_before: Mean attention of a query to the token before it.
+        previous_after: Likewise after.
+        previous_control: Likewise with other pairs ablated.
+        change: Total variation distance between the attention of a query before and after, mean
+            over queries, in [0, 1]; a learned sink counts as one more key.
+        change_control: Likewise with other pairs ablated.
+    """
+
+    layer: int
+    head: int
+    pairs: tuple[int, ...]
+    sink_positions: tuple[int, ...]
+    sink_before: float
+    sink_after: float
+    sink_control: float
+    previous_before: float
+    previous_after: float
+    previous_control: float
+    change: float
+    change_control: float
+
+
+@dataclass(frozen=True)
+class SinkCollapse:
+    """How many of the ablated sink heads lost their sink.
+
+    Attributes:
+        n_heads: Ablated heads that had a sink share above 0.3 before.
+        below: Sink share below which a head has lost its sink.
+        collapsed: Share of those heads whose sink share is below it after.
+        control_collapsed: The same with random other pairs.
+        control_kept: Share of those heads that keep more than half of their sink share with random
+            other pairs. All shares are nan where there is no such head.
+    """
+
+    n_heads: int
+    below: float
+    collapsed: float
+    control_collapsed: float
+    control_kept: float
+
+
+@dataclass(frozen=True)
+class AblationReport:
+    """Loss of the model and attention of the ablated heads, before and after.
+
+    Attributes:
+        model: Name of the model.
+        how: `zero`, `mean` or `unrotate`.
+        pairs: The ablated pairs of each `(layer, head)`.
+        prompts: Names of the prompts.
+        n_tokens: Number of tokens behind the numbers.
+        loss_before: Mean next-token cross-entropy of the model, nats/token.
+        loss_after: Likewise inside the intervention.
+        loss_controls: Likewise for each draw of other pairs.
+        heads: One entry per ablated head, in order of layer and head.
+        notes: What the numbers cannot say, in sentences.
+    """
+
+    model: str
+    how: How
+    pairs: HeadPairs
+    prompts: tuple[str, ...]
+    n_tokens: int
+    loss_before: float
+    loss_after: float
+    loss_controls: tuple[float, ...]
+    heads: tuple[HeadEffect, ...]
+    notes: tuple[str, ...]
+
+    def collapsed(self, below: float = 0.1) -> SinkCollapse:
+        """How many of the ablated sink heads lost their sink.
+
+        Args:
+            below: Sink share below which a head has lost its sink.
+        """
+        sinks = [head for head in self.heads if head.sink_before > SINK_THRESHOLD]
+
+        def share(holds: Callable[[HeadEffect], bool]) -> float:
+            return sum(map(holds, sinks)) / len(sinks) if sinks else math.nan
+
+        return SinkCollapse(
+            n_heads=len(sinks),
+            below=below,
+            collapsed=share(lambda head: head.sink_after < below),
+            control_collapsed=share(lambda head: head.sink_control < below),
+            control_kept=share(lambda head: head.sink_control > 0.5 * head.sink_before),
+        )
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """One row per ablated head."""
+        import pandas as pd
+
+        table = pd.DataFrame([vars(head) for head in self.heads])
+        for column in ("pairs", "sink_positions"):
+            # A cell that is a tuple would not survive a CSV.
+            table[column] = [" ".join(map(str, cell)) for cell in table[column]]
+        return table
+
+    def summary(self) -> str:
+        """The numbers in sentences."""
+        n_pairs = sum(map(len, self.pairs.values()))
+        sentences = [
+            f"{_DONE[self.how]} {n_pairs} pairs of {len(self.pairs)} heads of {self.model} moved "
+            f"the loss from {self.loss_before:.2f} to {self.loss_after:.2f} nats/token; as many "
+            f"random other pairs, {min(self.loss_controls):.2f} to {max(self.loss_controls):.2f} "
+            f"({len(self.loss_controls)} draws)."
+        ]
+        sinks = self.collapsed()
+        if sinks.n_heads:
+            sentences.append(
+                f"Of {sinks.n_heads} sink heads among them, {percent(sinks.collapsed)} fell below "
+                f"a sink share of {sinks.below:g}, and {percent(sinks.control_collapsed)} with "
+                f"the random pairs ({percent(sinks.control_kept)} kept more than half of it)."
+            )
+        return " ".join((*sentences, *self.notes))
+
+    def __repr__(self) -> str:
+        """The sentences, and the table."""
+        table = self.to_dataframe().drop(columns="sink_positions")
+        return f"{self.summary()}\n{table.round(3).to_string(index=False, max_rows=40)}"
+
+
+_DONE = {
+    "zero": "Setting to zero",
+    "mean": "Setting to their mean",
+    "unrotate": "Freeing from rotation",
+}
+
+
+def ablation_report(
+    model: Any,
+    prompts: str | Sequence[str] | Int[torch.Tensor, "batch pos"],
+    pairs: Pairs,
+    how: How = "zero",
+    *,
+    offsets: Offsets | None = None,
+    controls: int = 3,
+    seed: int = 0,
+    max_tokens: int | None = None,
+    names: Sequence[str] | None = None,
+) -> AblationReport:
+    """What `ablate_frequencies` does to the loss and to the attention of the ablated heads.
+
+    Patterns and logits are those of the running model, one uncached pass per prompt before, after
+    and for each control. A control ablates, in every ablated head, as many other pairs drawn at
+    random (all other pairs where there are fewer); heads that share an unrotated key draw the same.
+
+    Args:
+        model: A `HookedTransformer` or `TransformerBridge`. It is left as it was.
+        prompts: A text, several texts, or token ids `[pos]` or `[batch, pos]`, without padding.
+        pairs: As for `ablate_frequencies`.
+        how: As for `ablate_frequencies`.
+        offsets: As for `ablate_frequencies`.
+        controls: Number of draws of other pairs.
+        seed: Seed of the draws.
+        max_tokens: Cut longer prompts to this many tokens.
+        names: A name per prompt.
+
+    Raises:
+        InputError: As `ablate_frequencies` and `capture`; a head has no other pairs; or the model
+            is inside `ablate_frequencies` already.
+        PromptError: A prompt is empty, or longer than the model's context.
+        UnsupportedModelError: As `ablate_frequencies`.
+        VerificationError: As `ablate_frequencies`.
+    """
+    host = host_of(model)
+    if controls < 1:
+        raise InputError(f"controls is {controls}; at least 1 draw is needed to compare with")
+    if edits_of(model):
+        raise InputError(
+            "the model is inside ablate_frequencies; leave that context, the report enters its own"
+        )
+    plans = plan_ablation(host, pairs, how, offsets)
+    ablated = _by_head(plans)
+    generator = np.random.default_rng(seed)
+    draws = [_draw(plans, how, generator) for _ in range(controls)]
+    before = capture(model, prompts, sorted(plans), names=names, max_tokens=max_tokens)
+    sinks = [_sink_positions(before, ablated, prompt) for prompt in range(len(before.prompts))]
+    runs = []
+    for chosen in (None, ablated, *draws):
+        context = (
+            nullcontext()
+            if chosen is None
+            else ablate_frequencies(model, chosen, how, offsets=offsets)
+        )
+        with context:
+            runs.append(
+                [
+                    _run(host, before, prompt, ablated, sinks[prompt])
+                    for prompt in range(len(before.prompts))
+                ]
+            )
+    lengths = [len(prompt) for prompt in before.prompts]
+    merged = [_merged(run, lengths) for run in runs]
+    return AblationReport(
+        model=before.model.name,
+        how=how,
+        pairs=ablated,
+        prompts=tuple(prompt.name for prompt in before.prompts),
+        n_tokens=sum(lengths),
+        loss_before=merged[0].loss,
+        loss_after=merged[1].loss,
+        loss_controls=tuple(run.loss for run in merged[2:]),
+        heads=tuple(_effects(ablated, sinks, merged)),
+        notes=_notes(lengths),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """What one forward pass shows, or the mean of several.
+
+    Attributes:
+        loss: Mean next-token cross-entropy, nats/token.
+        sink: `[ablated]` Attention to the key that was the head's sink.
+        previous: `[ablated]` Attention to the token before.
+        change: `[ablated]` Total variation distance from the captured attention.
+    """
+
+    loss: float
+    sink: Float[np.ndarray, " ablated"]
+    previous: Float[np.ndarray, " ablated"]
+    change: Float[np.ndarray, " ablated"]
+
+
+def _by_head(plans: dict[int, LayerPlan]) -> HeadPairs:
+    """The chosen pairs of each head that has any."""
+    return {
+        (layer, head): tuple(row.nonzero().flatten().tolist())
+        for layer, plan in sorted(plans.items())
+        for head, row in enumerate(plan.chosen)
+        if row.any()
+    }
+
+
+def _draw(plans: dict[int, LayerPlan], how: How, generator: np.random.Generator) -> HeadPairs:
+    """As many other pairs for each ablated head."""
+    drawn: HeadPairs = {}
+    shared: dict[tuple[int, int], tuple[int, ...]] = {}
+    for (layer, head), pairs in _by_head(plans).items():
+        plan = plans[layer]
+        group = (layer, head // (len(plan.chosen) // plan.n_kv_heads))
+        if how == "unrotate" and group in shared:
+            drawn[layer, head] = shared[group]
+            continue
+        others = np.setdiff1d(np.arange(plan.rope.n_pairs), pairs)
+        if len(others) == 0:
+            raise InputError(
+                f"layer {layer} head {head} has no pairs besides the ablated ones to compare with; "
+                "ablate fewer"
+            )
+        wanted = min(len(pairs), len(others))
+        draw = generator.choice(others, size=wanted, replace=False)
+        drawn[layer, head] = shared[group] = tuple(sorted(draw.tolist()))
+    return drawn
+
+
+def _sink_positions(before: RotaryCapture, ablated: HeadPairs, prompt: int) -> tuple[int, ...]:
+    """`[ablated]` The key with the largest sink share, keys that few queries see left out."""
+    positions = []
+    for layer, head in ablated:
+        record = before.layer(layer, prompt=prompt)
+        seen_by = record.visible.sum(dim=0).numpy()
+        received = record.pattern(head).double().sum(dim=0).numpy() / seen_by
+        counts = seen_by >= 0.5 * seen_by.max()
+        positions.append(int(np.where(counts, received, -np.inf).argmax()))
+    return tuple(positions)
+
+
+def _run(
+    host: Host, before: RotaryCapture, prompt: int, ablated: HeadPairs, sinks: tuple[int, ...]
+) -> _Run:
+    """One prompt through the model as it is now."""
+    row = {key: i for i, key in enumerate(ablated)}
+    numbers = np.full((len(ablated), 3), np.nan)
+
+    def visit(reading: LayerReading) -> None:
+        record = before.layer(reading.layer, prompt=prompt)
+        for head in range(record.n_heads):
+            i = row.get((reading.layer, head))
+            if i is not None:
+                numbers[i] = _attention(record, head, reading.pattern[head], sinks[i])
+
+    token_ids = before.prompts[prompt].token_ids
+    logits = host.read_logits(token_ids, before.layer_indices, visit)
+    targets = torch.tensor(token_ids[1:], dtype=torch.long, device=logits.device)
+    losses = torch.nn.functional.cross_entropy(logits[:-1], targets, reduction="none")
+    loss = float(losses.double().cpu().mean()) if len(token_ids) > 1 else np.nan
+    return _Run(loss, *numbers.T)
+
+
+def _attention(
+    record: LayerCapture,
+    head: int,
+    pattern: Float[torch.Tensor, "q_pos k_pos"],
+    sink: int,
+) -> tuple[float, float, float]:
+    """Sink share, previous-token share and change of one head's pattern."""
+    visible = record.visible
+    pattern = pattern.to("cpu", torch.float64)
+    change = pattern - record.pattern(head, visible=visible).double()
+    # What is missing from a row goes to the learned sink.
+    distance = 0.5 * (change.abs().sum(dim=1) + change.sum(dim=1).abs())
+    previous = pattern.diagonal(-1).mean() if record.n_pos > 1 else torch.nan
+    return (
+        float(pattern[:, sink].sum() / visible[:, sink].sum()),
+        float(previous),
+        float(distance.mean()),
+    )
+
+
+def _merged(runs: list[_Run], lengths: list[int]) -> _Run:
+    """Means over prompts, each weighted by the tokens that its numbers stand on."""
+    long = [n if n >= MIN_TOKENS else 0 for n in lengths]
+    after_first = [n - 1 for n in lengths]
+    return _Run(
+        loss=float(_mean([np.array(run.loss) for run in runs], after_first)),
+        sink=_mean([run.sink for run in runs], long),
+        previous=_mean([run.previous for run in runs], after_first),
+        change=_mean([run.change for run in runs], lengths),
+    )
+
+
+def _mean(values: list[np.ndarray], weights: list[int]) -> np.ndarray:
+    """Weighted mean over those that have weight; nan where none has."""
+    kept = [(value, weight) for value, weight in zip(values, weights, strict=True) if weight]
+    if not kept:
+        return np.full_like(values[0], np.nan)
+    return sum((value * weight for value, weight in kept), np.zeros(())) / sum(
+        weight for _, weight in kept
+    )
+
+
+def _effects(
+    ablated: HeadPairs, sinks: list[tuple[int, ...]], merged: list[_Run]
+) -> list[HeadEffect]:
+    before, after, controls = merged[0], merged[1], merged[2:]
+    sink, previous, change = (
+        np.median([getattr(run, name) for run in controls], axis=0)
+        for name in ("sink", "previous", "change")
+    )
+    return [
+        HeadEffect(
+            layer=layer,
+            head=head,
+            pairs=pairs,
+            sink_positions=tuple(positions[i] for positions in sinks),
+            sink_before=float(before.sink[i]),
+            sink_after=float(after.sink[i]),
+            sink_control=float(sink[i]),
+            previous_before=float(before.previous[i]),
+            previous_after=float(after.previous[i]),
+            previous_control=float(previous[i]),
+            change=float(after.change[i]),
+            change_control=float(change[i]),
+        )
+        for i, ((layer, head), pairs) in enumerate(ablated.items())
+    ]
+
+
+def _notes(lengths: list[int]) -> tuple[str, ...]:
+    notes = []
+    short = sum(n < MIN_TOKENS for n in lengths)
+    if short:
+        left = "no sink share is given" if short == len(lengths) else "they are left out of sinks"
+        notes.append(
+            f"{short} of {len(lengths)} prompts have fewer than {MIN_TOKENS} tokens, which say "
+            f"little about sinks; {left}."
+        )
+    if max(lengths) == 1:
+        notes.append("One token has no next token, so there is no loss and no previous token.")
+    return tuple(notes)

@@ -1,0 +1,412 @@
+"""Why attention sinks are where they are: which rotary pairs make them, and what removal does.
+
+A sink head gives one key a sink share above `SINK_THRESHOLD` (see `sinks`). The advantage of that
+key splits over pairs into what lifts its own score and what pushes the other keys down. Removing
+a pair tells whether the sink needs it; the median over the other pairs is the control.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lens_rope.advantage import Advantage, advantage, merge_advantages
+from lens_rope.attention import LayerAttention, read_attention
+from lens_rope.bounds import band
+from lens_rope.errors import InputError
+from lens_rope.removal import shares_without
+from lens_rope.sinks import MIN_TOKENS, SINK_THRESHOLD, HeadShares, head_shares, merge_shares
+from lens_rope.targets import sink_target
+from lens_rope.usage import exact_mean
+from lens_rope.words import number, percent
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import plotly.graph_objects as go
+    from jaxtyping import Float
+
+    from lens_rope.records import LayerCapture, ModelInfo, Prompt, RotaryCapture
+    from lens_rope.spec import LayerRope
+
+COLLAPSED = 0.1
+"""A sink has collapsed when its share falls below this."""
+
+EXACT_PAIRS = 5
+"""The strongest pairs are removed for all queries; the others, for the control, for some."""
+
+CONTROL_QUERIES = 128
+"""Evenly spaced queries behind the removal of each of the other pairs."""
+
+
+@dataclass(frozen=True, eq=False)
+class SinkHead:
+    """One sink head, over the prompts in which it has a sink.
+
+    Attributes:
+        layer: Index of the layer.
+        head: Index of the query head.
+        rope: The layer's rotation.
+        position: Position of the sink, the strongest key; over several prompts the one with the
+            largest token-weighted share.
+        same_position: Whether the sink is there in all of these prompts.
+        share: Sink share of the sink.
+        n_prompts: Number of prompts in which the head has a sink.
+        n_queries: Number of queries that see the sink.
+        advantage: Advantage of the sink, by pair.
+        share_without: `[pair]` Sink share after a pair is removed, from up to `CONTROL_QUERIES`
+            queries for pairs that are not among the `EXACT_PAIRS` strongest.
+        share_without_two: Sink share after the two strongest pairs of each prompt are removed.
+    """
+
+    layer: int
+    head: int
+    rope: LayerRope
+    position: int
+    same_position: bool
+    share: float
+    n_prompts: int
+    n_queries: int
+    advantage: Advantage
+    share_without: Float[np.ndarray, " pair"]
+    share_without_two: float
+
+    @property
+    def best_pair(self) -> int:
+        """The pair with the largest advantage over all prompts, -1 in a layer without pairs."""
+        return next(iter(self.advantage.strongest(1)), -1)
+
+    @property
+    def share_without_best(self) -> float:
+        """Sink share after the best pair is removed; nan in a layer without pairs."""
+        return float(self.share_without[self.best_pair]) if self.best_pair >= 0 else np.nan
+
+    @property
+    def control_share(self) -> float:
+        """Median over the other pairs of the sink share after removal; nan where there are none."""
+        others = np.delete(self.share_without, max(self.best_pair, 0))
+        return float(np.median(others)) if others.size else np.nan
+
+    @property
+    def is_collapsed(self) -> bool:
+        """Whether the sink falls below `COLLAPSED` without its best pair."""
+        return self.share_without_best < COLLAPSED
+
+    @property
+    def is_control_standing(self) -> bool:
+        """Whether the sink keeps more than half of its share without another pair (median)."""
+        return self.control_share > self.share / 2
+
+
+def layer_sinks(
+    record: LayerCapture, attention: LayerAttention, shares: HeadShares
+) -> tuple[SinkHead, ...]:
+    """The sink heads of one layer on one prompt, explained; none in prompts too short to tell.
+
+    Args:
+        record: Queries and keys of the layer.
+        attention: What `read_attention` says of the record.
+        shares: What `head_shares` says of it.
+    """
+    if attention.n_pos < MIN_TOKENS:
+        return ()
+    return tuple(
+        _sink_head(record, int(head), int(shares.sink_position[head]), shares.sink_share[head])
+        for head in np.flatnonzero(shares.sink_share > SINK_THRESHOLD)
+    )
+
+
+def _sink_head(record: LayerCapture, head: int, position: int, share: float) -> SinkHead:
+    rope = record.rope
+    target = sink_target(position, record.n_pos, rope.window)
+    gained = advantage(record, head, target)
+    strongest = gained.strongest(EXACT_PAIRS)
+    without = np.empty(rope.n_pairs)
+    others = [pair for pair in range(rope.n_pairs) if pair not in strongest]
+    exact = [[pair] for pair in strongest] + [list(strongest[:2])]
+    *singles, without_two = shares_without(record, head, position, exact)
+    without[list(strongest)] = singles
+    without[others] = shares_without(
+        record, head, position, [[pair] for pair in others], max_queries=CONTROL_QUERIES
+    )
+    return SinkHead(
+        layer=rope.layer,
+        head=head,
+        rope=rope,
+        position=position,
+        same_position=True,
+        share=float(share),
+        n_prompts=1,
+        n_queries=len(target.queries) + 1,
+        advantage=gained,
+        share_without=without,
+        share_without_two=float(without_two) if len(strongest) > 1 else np.nan,
+    )
+
+
+def merge_sink_heads(heads: Iterable[SinkHead]) -> SinkHead:
+    """One head over several prompts: means weighted by queries, whatever the order.
+
+    Raises:
+        InputError: There is nothing to merge, or the heads differ.
+    """
+    heads = list(heads)
+    if len({(entry.layer, entry.head, len(entry.share_without)) for entry in heads}) != 1:
+        raise InputError("only sinks of one head can be merged")
+    weights = [entry.n_queries for entry in heads]
+    at: dict[int, float] = {}
+    for entry in sorted(heads, key=lambda e: (e.n_queries, e.share)):
+        at[entry.position] = at.get(entry.position, 0.0) + entry.n_queries * entry.share
+    position = min(at, key=lambda p: (-at[p], p))
+
+    def mean(name: str) -> Float[np.ndarray, " n"]:
+        return exact_mean([np.atleast_1d(getattr(entry, name)) for entry in heads], weights)
+
+    return SinkHead(
+        layer=heads[0].layer,
+        head=heads[0].head,
+        rope=heads[0].rope,
+        position=position,
+        same_position=all(e.same_position and e.position == position for e in heads),
+        share=float(mean("share")[0]),
+        n_prompts=sum(entry.n_prompts for entry in heads),
+        n_queries=sum(weights),
+        advantage=merge_advantages(entry.advantage for entry in heads),
+        share_without=mean("share_without"),
+        share_without_two=float(mean("share_without_two")[0]),
+    )
+
+
+def merge_sinks(sinks: Iterable[SinkHead], shares: HeadShares) -> tuple[SinkHead, ...]:
+    """The sink heads of one layer over several prompts.
+
+    Args:
+        sinks: The layer's sink heads on each prompt.
+        shares: The layer's shares over all prompts. A head whose share is above the threshold in
+            some prompts only, and not over all, is no sink head.
+    """
+    found: dict[int, list[SinkHead]] = {}
+    for sink in sinks:
+        found.setdefault(sink.head, []).append(sink)
+    return tuple(
+        merge_sink_heads(found[head])
+        for head in sorted(found)
+        if shares.sink_share[head] > SINK_THRESHOLD
+    )
+
+
+def sentence(sink: SinkHead, where: str | None = None) -> str:
+    """What the numbers of one sink head say, in words.
+
+    Args:
+        sink: The sink head.
+        where: What the sink is called, such as `position 0 (BOS)`; None names the position.
+    """
+    head = (
+        f"Layer {sink.layer} head {sink.head} gives {percent(sink.share)} of its attention to "
+        f"{where or f'position {sink.position}'}"
+    )
+    if sink.best_pair < 0:
+        return f"{head}; the layer has no rotary pairs, so the pass-through makes the sink."
+    pair, gain = sink.best_pair, sink.advantage
+    lift, push = float(gain.lift[pair]), float(gain.push[pair])
+    # What is larger decides the words; where both work against the sink there is nothing to name.
+    ways = sorted(((push, "pushing the other keys down"), (lift, "lifting the sink")), reverse=True)
+    (more, how), (less, _) = ways
+    if more <= 0:
+        how = "none of its parts in favour"
+    elif less > 0.5 * more:
+        how = "lifting the sink and pushing the other keys down"
+    pass_through = (
+        f", the pass-through {gain.pass_through:.1f}" if len(sink.rope.pass_components) else ""
+    )
+    effect = (
+        "falls to" if sink.share_without_best < sink.share / 2
+        else "stays at" if sink.share_without_best >= 0.9 * sink.share
+        else "goes to"
+    )  # fmt: skip
+    return (
+        f"{head}: pair {pair} ({band(sink.rope.cycles[pair])}, wavelength "
+        f"{number(sink.rope.wavelength[pair])} tokens) adds {gain.pairs[pair]:.1f} to the sink's "
+        f"advantage of {gain.total:.1f}{pass_through}, by {how}; without it the share {effect} "
+        f"{percent(sink.share_without_best)}, without another pair (median) it is "
+        f"{percent(sink.control_share)}."
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class SinkExplanation:
+    """The sinks of a model: where they are, and which pairs make them.
+
+    Attributes:
+        model: Name and shape of the model.
+        prompts: The prompts that were read.
+        shares: Sink share, position and previous-token share of every head, by layer.
+        heads: The sink heads, in order of layer and head.
+        received: By prompt and layer, `[head, k_pos]` sink share of every key.
+        learned: By layer, `[head]` mean attention to the learned sink (0 where there is none).
+        notes: What a reader has to know, one sentence each.
+    """
+
+    model: ModelInfo
+    prompts: tuple[Prompt, ...]
+    shares: tuple[HeadShares, ...]
+    heads: tuple[SinkHead, ...]
+    received: tuple[Mapping[int, Float[np.ndarray, "head k_pos"]], ...]
+    learned: Mapping[int, Float[np.ndarray, " head"]]
+    notes: tuple[str, ...]
+
+    def head(self, layer: int, head: int) -> SinkHead:
+        """One sink head.
+
+        Raises:
+            InputError: That head is not a sink head.
+        """
+        for entry in self.heads:
+            if (entry.layer, entry.head) == (layer, head):
+                return entry
+        raise InputError(
+            f"layer {layer} head {head} is not a sink head; there are {len(self.heads)}, listed by "
+            "to_dataframe()"
+        )
+
+    def best_pairs(self) -> dict[tuple[int, int], list[int]]:
+        """The best pair of each sink head, in the form that `ablate_frequencies` takes."""
+        return {(e.layer, e.head): [e.best_pair] for e in self.heads if e.best_pair >= 0}
+
+    def where(self, sink: SinkHead) -> str:
+        """What the key of a sink is called: its position, its token, and whether it is BOS."""
+        return sink_name(sink, self.prompts)
+
+    def sentences(self) -> tuple[str, ...]:
+        """One sentence per sink head, the largest share first."""
+        order = sorted(self.heads, key=lambda e: (-e.share, e.layer, e.head))
+        return tuple(sentence(entry, self.where(entry)) for entry in order)
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """One row per sink head; the columns are explained in `sink_table`."""
+        return sink_table(self.heads)
+
+    def plot(self) -> go.Figure:
+        """Sink share of each sink head: as it is, without its best pair, and the control."""
+        from lens_rope.views.sink_figures import removal_dots
+
+        return removal_dots(self.heads)
+
+    def __repr__(self) -> str:
+        """How many there are, the strongest in words, and the table."""
+        total = sum(len(entry.sink_share) for entry in self.shares)
+        lines = [
+            f"{len(self.heads)} of {total} heads of {self.model.name} are sink heads "
+            f"(sink share above {SINK_THRESHOLD:g})"
+        ]
+        if self.heads:
+            table = self.to_dataframe().sort_values("sink_share", ascending=False).head(20)
+            lines += [self.sentences()[0], table.to_string(index=False)]
+        return "\n".join([*lines, *self.notes])
+
+
+def explain_sinks(capture: RotaryCapture) -> SinkExplanation:
+    """Which heads have attention sinks, at which keys, and which rotary pairs make them.
+
+    Args:
+        capture: A verified capture; prompts of at least 64 tokens can tell sinks.
+    """
+    received: list[dict[int, np.ndarray]] = []
+    shares: dict[int, list[HeadShares]] = {}
+    learned: dict[int, list[np.ndarray]] = {}
+    sinks: dict[int, list[SinkHead]] = {}
+    for records in capture.records:
+        received.append({})
+        for record in records:
+            attention = read_attention(record)
+            of_heads = head_shares(record, attention)
+            layer = record.rope.layer
+            received[-1][layer] = attention.received
+            learned.setdefault(layer, []).append(attention.learned)
+            shares.setdefault(layer, []).append(of_heads)
+            sinks.setdefault(layer, []).extend(layer_sinks(record, attention, of_heads))
+    weights = [len(prompt) for prompt in capture.prompts]
+    merged = {layer: merge_shares(shares[layer]) for layer in capture.layer_indices}
+    return SinkExplanation(
+        model=capture.model,
+        prompts=capture.prompts,
+        shares=tuple(merged.values()),
+        heads=tuple(
+            sink
+            for layer, of_heads in merged.items()
+            for sink in merge_sinks(sinks[layer], of_heads)
+        ),
+        received=tuple(received),
+        learned={layer: exact_mean(learned[layer], weights) for layer in capture.layer_indices},
+        notes=sink_notes([len(prompt) for prompt in capture.prompts]),
+    )
+
+
+def sink_notes(n_tokens: Sequence[int]) -> tuple[str, ...]:
+    """What has to be said about sinks on prompts of these lengths."""
+    short = [n for n in n_tokens if n < MIN_TOKENS]
+    if not short:
+        return ()
+    which = (
+        "The prompt is" if len(n_tokens) == 1 else f"{len(short)} of {len(n_tokens)} prompts are"
+    )
+    return (
+        f"{which} too short to tell sinks ({min(short)} tokens, uniform attention alone makes high "
+        f"shares there), so sinks in it are left out; give at least {MIN_TOKENS} tokens.",
+    )
+
+
+def sink_name(sink: SinkHead, prompts: Sequence[Prompt]) -> str:
+    """Position of a sink with its token, and whether that is BOS, as far as prompts agree."""
+    if not sink.same_position:
+        return f"one key (most often position {sink.position})"
+    where = f"position {sink.position}"
+    if sink.position == 0 and all(prompt.starts_with_bos is not None for prompt in prompts):
+        some = {bool(prompt.starts_with_bos) for prompt in prompts}
+        bos = "BOS in some prompts" if len(some) > 1 else "BOS" if some == {True} else "not BOS"
+        return f"{where} ({bos})"
+    texts = {prompt.tokens[sink.position] for prompt in prompts if sink.position < len(prompt)}
+    return f"{where} ({texts.pop()!r})" if len(texts) == 1 else where
+
+
+def sink_table(heads: Sequence[SinkHead]) -> pd.DataFrame:
+    """One row per sink head.
+
+    Columns: layer, head, position, sink_share, advantage (of the whole score, score units),
+    best_pair, wavelength (tokens), cycles, band, best_advantage, best_lift, best_push (score
+    units), share_without_best, share_without_two, control_share.
+    """
+    import pandas as pd
+
+    rows = []
+    for entry in heads:
+        pair = entry.best_pair
+        known = pair >= 0
+        rows.append(
+            {
+                "layer": entry.layer,
+                "head": entry.head,
+                "position": entry.position,
+                "sink_share": entry.share,
+                "advantage": entry.advantage.total,
+                "best_pair": pair,
+                "wavelength": entry.rope.wavelength[pair] if known else np.nan,
+                "cycles": entry.rope.cycles[pair] if known else np.nan,
+                "band": band(entry.rope.cycles[pair]) if known else "",
+                "best_advantage": entry.advantage.pairs[pair] if known else np.nan,
+                "best_lift": entry.advantage.lift[pair] if known else np.nan,
+                "best_push": entry.advantage.push[pair] if known else np.nan,
+                "share_without_best": entry.share_without_best,
+                "share_without_two": entry.share_without_two,
+                "control_share": entry.control_share,
+            }
+        )
+    columns = [
+        "layer", "head", "position", "sink_share", "advantage", "best_pair", "wavelength", "cycles",
+        "band", "best_advantage", "best_lift", "best_push", "share_without_best",
+        "share_without_two", "control_share",
+    ]  # fmt: skip
+    return pd.DataFrame(rows, columns=columns)
