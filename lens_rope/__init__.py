@@ -16,23 +16,33 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lens_rope.ablation import ablate_frequencies
+    from lens_rope.ablation_effects import ablation_report
     from lens_rope.capturing import capture, read_rope
     from lens_rope.decomposition import decompose
+    from lens_rope.distance import distance_curve
     from lens_rope.heads import explain_heads
+    from lens_rope.metrics import head_metrics
     from lens_rope.models import load_model
     from lens_rope.offsets import offset_features
     from lens_rope.records import RotaryCapture
     from lens_rope.reporting import report
     from lens_rope.sink_heads import explain_sinks
+    from lens_rope.spectrum import key_spectrum
 
 __version__ = "0.1.0"
 
 _HOME = {
     "RotaryCapture": "lens_rope.records",
+    "ablate_frequencies": "lens_rope.ablation",
+    "ablation_report": "lens_rope.ablation_effects",
     "capture": "lens_rope.capturing",
     "decompose": "lens_rope.decomposition",
+    "distance_curve": "lens_rope.distance",
     "explain_heads": "lens_rope.heads",
     "explain_sinks": "lens_rope.sink_heads",
+    "head_metrics": "lens_rope.metrics",
+    "key_spectrum": "lens_rope.spectrum",
     "load_model": "lens_rope.models",
     "offset_features": "lens_rope.offsets",
     "read_rope": "lens_rope.capturing",
@@ -42,10 +52,15 @@ _HOME = {
 __all__ = [
     "RotaryCapture",
     "__version__",
+    "ablate_frequencies",
+    "ablation_report",
     "capture",
     "decompose",
+    "distance_curve",
     "explain_heads",
     "explain_sinks",
+    "head_metrics",
+    "key_spectrum",
     "load_model",
     "offset_features",
     "read_rope",

@@ -96,9 +96,9 @@ def ablate_frequencies(
     padding. `mean` and `unrotate` refuse to run on a filled key-value cache (use
     `use_past_kv_cache=False` to generate); `zero` does not depend on positions.
 
-    Contexts can be nested: the inner change is made after the outer one. `capture` refuses to
-    read the model inside, because the queries it sees are not what the rotation made of them;
-    read `hook_pattern` there.
+    Contexts can be nested: the inner change is made after the outer one. Inside, read
+    `hook_pattern`; `capture` refuses to read a changed model wherever the change comes after the
+    rotation, because the queries are then not what the rotation made of them.
 
     Args:
         model: A `HookedTransformer` or `TransformerBridge`.

@@ -41,6 +41,8 @@ BANDS: tuple[Band, ...] = get_args(Band)
 PERMUTATIONS = 9999
 """Permutations behind a clustered p-value; the smallest it can be is one in `PERMUTATIONS + 1`."""
 
+NOTHING_STRONG = "No offset feature is that strong, so there is nothing to judge."
+
 BOUNDS = ("half_cycle", "partial_cycle", "angle", "region")
 """The bounds that are checked, in the order of the module's text; `region` is all together."""
 
@@ -342,4 +344,4 @@ def _share(name: str, judged: list[_JudgedLayer], orders: list[np.ndarray]) -> B
 def _notes(table: pd.DataFrame) -> tuple[str, ...]:
     if len(table):
         return ()
-    return ("No offset feature is that strong, so there is nothing to judge.",)
+    return (NOTHING_STRONG,)

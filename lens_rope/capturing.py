@@ -20,7 +20,7 @@ from lens_rope.hosts import Host, LayerReading, host_of
 from lens_rope.records import LayerCapture, ModelInfo, Prompt, RotaryCapture
 from lens_rope.spec import LayerRope, RopeSpec
 from lens_rope.text import pad_token_id, starts_with_bos, token_texts, tokenize
-from lens_rope.verify import TOLERANCE, verify
+from lens_rope.verify import TOLERANCE, check_finite, verify
 
 if TYPE_CHECKING:
     from jaxtyping import Int
@@ -76,6 +76,7 @@ def capture(
 
         def visit(reading: LayerReading, captured: list = captured, ropes: dict = ropes) -> None:
             nonlocal done
+            check_finite(reading, host.info.name)
             rope = ropes.get(reading.layer) or fit_rope(reading)
             if context is not None:
                 rope = dataclasses.replace(rope, trained_context=context)
@@ -225,6 +226,7 @@ def _short_prompt_ropes(
     ropes: dict[int, LayerRope] = {}
 
     def visit(reading: LayerReading) -> None:
+        check_finite(reading, host.info.name)
         rope = ropes[reading.layer] = fit_rope(reading)
         # One token is not rotated at all, so the prompt itself would not tell a wrong rotation.
         verify(*rotated(reading, rope), rope, reading, host.info.name)

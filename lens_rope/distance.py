@@ -188,8 +188,8 @@ class DistanceCurve:
         low, high = int(total.argmin()), int(total.argmax())
         lines = [
             f"query {self.query} ({self.query_token!r}) and key {self.key} ({self.key_token!r}) of "
-            f"layer {self.rope.layer} head {self.head}, {self.actual} tokens apart: score "
-            f"{self.score:.4f}",
+            f"layer {self.rope.layer} head {self.head}, distance {self.actual} in the prompt: "
+            f"score {self.score:.4f}",
             f"over distances {self.distance.min()} to {self.distance.max()}: from "
             f"{total[low]:.4f} at {self.distance[low]} to {total[high]:.4f} at "
             f"{self.distance[high]}, pass-through {self.pass_through:.4f}",

@@ -36,7 +36,7 @@ class VerificationError(LensRopeError):
 
     Attributes:
         layer: Layer at which the check failed.
-        check: Name of the check: `score`, `pattern`, `norm` or `angle`.
+        check: Name of the check: `finite`, `score`, `pattern`, `norm` or `angle`.
         error: How far off, as a relative error.
         tolerance: The largest error that would have been accepted.
     """

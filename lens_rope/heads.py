@@ -251,9 +251,10 @@ def head_table(heads: Iterable[HeadPattern]) -> pd.DataFrame:
     """One row per head.
 
     Columns: layer, head, pattern, also, strength, base_rate, sink_share, sink_position,
-    previous_share, mass of the other targets (shares of attention), entropy, the four offset
-    shares, token_consistency, target (what the advantage is of), pair (with the largest advantage),
-    advantage (its, score units), total_advantage, wavelength (tokens), band.
+    previous_share, mass of the other targets (shares of attention; `target_share` is that of a
+    user's target), entropy, the four offset shares, token_consistency, target (what the advantage
+    is of), pair (with the largest advantage), advantage (its, score units), total_advantage,
+    wavelength (tokens), band.
     """
     import pandas as pd
 
@@ -272,7 +273,8 @@ def head_table(heads: Iterable[HeadPattern]) -> pd.DataFrame:
                 "sink_position": entry.sink_position,
                 "previous_share": entry.previous_share,
                 **{
-                    name.replace(" ", "_"): mass
+                    # What the advantage is of has the column `target`.
+                    "target_share" if name == "target" else name.replace(" ", "_"): mass
                     for name, mass in entry.masses.items()
                     if name != "previous token"
                 },

@@ -145,9 +145,10 @@ def _to_hooked(
             cfg = loading.get_pretrained_model_config(source, **options)
         except NotImplementedError:
             # Some families (Gemma, OLMo) it knows by their names on the hub alone.
-            if checkpoint.hub_name is None:
+            known = checkpoint.hub_name or _gemma_name(hf_model.config.get_text_config())
+            if known is None:
                 raise
-            source = checkpoint.hub_name
+            source = known
             cfg = loading.get_pretrained_model_config(source, **options)
         if cfg.positional_embedding_type == "rotary":
             # TransformerLens caps the context of some families far below the trained one.
@@ -162,6 +163,35 @@ def _to_hooked(
     model.load_state_dict(model.fill_missing_keys(state), strict=False)
     model.move_model_modules_to_device()
     return model.eval()
+
+
+def _gemma_name(config: Any) -> str | None:
+    """The hub name under which TransformerLens knows a local Gemma of this shape, if any.
+
+    It holds the shapes of Gemma models as constants, one set for each name. The name only chooses
+    the set: the weights are the checkpoint's, and the probe compares what they compute.
+    """
+    from transformer_lens import loading_from_pretrained as loading
+    from transformer_lens.supported_models import OFFICIAL_MODEL_NAMES
+
+    fields = {
+        "n_layers": "num_hidden_layers", "d_model": "hidden_size", "d_head": "head_dim",
+        "n_heads": "num_attention_heads", "n_key_value_heads": "num_key_value_heads",
+        "d_mlp": "intermediate_size", "d_vocab": "vocab_size",
+    }  # fmt: skip
+    for name in OFFICIAL_MODEL_NAMES:
+        if not name.startswith("google/gemma"):
+            continue
+        cfg = loading.get_pretrained_model_config(name)  # for these names it asks no hub
+        if cfg.original_architecture not in (config.architectures or []):
+            continue
+        if any(getattr(cfg, ours) != getattr(config, theirs) for ours, theirs in fields.items()):
+            continue
+        # A wrong window fits the weights, and the probe is too short to see it.
+        if cfg.use_local_attn and cfg.window_size != config.sliding_window:
+            continue
+        return name
+    return None
 
 
 def _to_bridge(

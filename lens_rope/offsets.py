@@ -74,6 +74,8 @@ class SideOffsets:
         """`[head, pair]` Mean length over the median of the head's pairs, dimensionless."""
         if not self.magnitude.size:
             return self.magnitude  # numpy warns of medians of nothing
+        if not self.magnitude.size:
+            return self.magnitude
         with np.errstate(invalid="ignore", divide="ignore"):
             return self.magnitude / np.median(self.magnitude, axis=1, keepdims=True)
 

@@ -154,6 +154,14 @@ class LayerCapture:
                 f"q and k have {self.q.shape[2]} and {self.k.shape[2]} components, "
                 f"the rotation {self.rope.d_head}"
             )
+        for name, x in (("q", self.q), ("k", self.k)):
+            wrong = (~torch.isfinite(x)).any(dim=-1).nonzero()
+            if len(wrong):
+                position, head = wrong[0].tolist()
+                raise ValueError(
+                    f"{name} of layer {self.rope.layer} holds NaN or infinite values, first in "
+                    f"head {head} at position {position}"
+                )
 
     @property
     def n_pos(self) -> int:

@@ -86,7 +86,7 @@ class SinkHead:
     @property
     def control_share(self) -> float:
         """Median over the other pairs of the sink share after removal; nan where there are none."""
-        others = np.delete(self.share_without, max(self.best_pair, 0))
+        others = self.share_without[np.arange(len(self.share_without)) != self.best_pair]
         return float(np.median(others)) if others.size else np.nan
 
     @property
@@ -227,12 +227,16 @@ def sentence(sink: SinkHead, where: str | None = None) -> str:
         else "stays at" if sink.share_without_best >= 0.9 * sink.share
         else "goes to"
     )  # fmt: skip
+    control = (
+        f", without another pair (median) it is {percent(sink.control_share)}"
+        if np.isfinite(sink.control_share)
+        else ""
+    )
     return (
         f"{head}: pair {pair} ({band(sink.rope.cycles[pair])}, wavelength "
         f"{number(sink.rope.wavelength[pair])} tokens) adds {gain.pairs[pair]:.1f} to the sink's "
         f"advantage of {gain.total:.1f}{pass_through}, by {how}; without it the share {effect} "
-        f"{percent(sink.share_without_best)}, without another pair (median) it is "
-        f"{percent(sink.control_share)}."
+        f"{percent(sink.share_without_best)}{control}."
     )
 
 
@@ -278,7 +282,8 @@ class SinkExplanation:
 
     def where(self, sink: SinkHead) -> str:
         """What the key of a sink is called: its position, its token, and whether it is BOS."""
-        return sink_name(sink, self.prompts)
+        texts = [prompt.tokens for prompt in self.prompts]
+        return sink_name(sink, texts, [prompt.starts_with_bos for prompt in self.prompts])
 
     def sentences(self) -> tuple[str, ...]:
         """One sentence per sink head, the largest share first."""
@@ -359,17 +364,25 @@ def sink_notes(n_tokens: Sequence[int]) -> tuple[str, ...]:
     )
 
 
-def sink_name(sink: SinkHead, prompts: Sequence[Prompt]) -> str:
-    """Position of a sink with its token, and whether that is BOS, as far as prompts agree."""
+def sink_name(
+    sink: SinkHead, tokens: Sequence[Sequence[str]], starts_with_bos: Sequence[bool | None]
+) -> str:
+    """Position of a sink with its token, and whether that is BOS, as far as prompts agree.
+
+    Args:
+        sink: The sink head.
+        tokens: By prompt, each token as text.
+        starts_with_bos: By prompt, whether token 0 is BOS (None where there is no such token).
+    """
     if not sink.same_position:
         return f"one key (most often position {sink.position})"
     where = f"position {sink.position}"
-    if sink.position == 0 and all(prompt.starts_with_bos is not None for prompt in prompts):
-        some = {bool(prompt.starts_with_bos) for prompt in prompts}
+    if sink.position == 0 and None not in starts_with_bos:
+        some = set(starts_with_bos)
         bos = "BOS in some prompts" if len(some) > 1 else "BOS" if some == {True} else "not BOS"
         return f"{where} ({bos})"
-    texts = {prompt.tokens[sink.position] for prompt in prompts if sink.position < len(prompt)}
-    return f"{where} ({texts.pop()!r})" if len(texts) == 1 else where
+    texts = {prompt[sink.position] for prompt in tokens if sink.position < len(prompt)}
+    return f"{where} (“{texts.pop()}”)" if len(texts) == 1 else where
 
 
 def sink_table(heads: Sequence[SinkHead]) -> pd.DataFrame:

@@ -53,6 +53,33 @@ _CAUSES = {
 }
 
 
+def check_finite(reading: LayerReading, model_name: str) -> None:
+    """Refuses queries and keys that are not numbers, before anything is made of them.
+
+    Args:
+        reading: What the host showed.
+        model_name: Named in the error.
+
+    Raises:
+        VerificationError: A query or key holds NaN or an infinite value; it names the head and the
+            position.
+    """
+    for side, head, x in (("queries", "head", reading.q), ("keys", "key head", reading.k)):
+        wrong = (~torch.isfinite(x)).any(dim=-1).nonzero()
+        if len(wrong):
+            position, index = wrong[0].tolist()
+            raise VerificationError(
+                f"layer {reading.layer} of {model_name} cannot be read exactly: its {side} hold NaN "
+                f"or infinite values, first in {head} {index} at position {position}; float16 "
+                "overflows in some models (load it in bfloat16 or float32), otherwise check the "
+                "weights",
+                layer=reading.layer,
+                check="finite",
+                error=torch.inf,
+                tolerance=0.0,
+            )
+
+
 def verify(
     q: Float[torch.Tensor, "pos head d_head"],
     k: Float[torch.Tensor, "pos kv_head d_head"],

@@ -20,7 +20,7 @@ from lens_rope.reporting.findings import findings, notes
 from lens_rope.reporting.gallery import build_gallery
 from lens_rope.sinks import SINK_THRESHOLD
 from lens_rope.spec import LayerRope
-from lens_rope.spectrum import layer_spectrum
+from lens_rope.spectrum import layer_keys, layer_spectrum
 
 # Everything that a page can get wrong: markup, the end of a script, quotes, white space, control
 # characters, more bytes than characters, right-to-left marks.
@@ -117,7 +117,7 @@ def report_data(qk: RotaryCapture, heads: tuple[tuple[int, int], ...] | None = N
         layers=layers,
         heads=tuple(h for entry in layers for h in entry.heads(is_long=is_long, repeated=None)),
         bounds=check_bounds(features),
-        spectra=tuple(layer_spectrum(entry.keys) for entry in layers),
+        spectra=tuple(layer_spectrum(layer_keys(record)) for record in qk.records[0]),
         ablation=None, is_repeated=False,
         threshold=SINK_THRESHOLD, gallery=gallery, gallery_rule=rule,
         findings=(), notes=(),

@@ -20,6 +20,8 @@ from typer.testing import CliRunner
 import lens_rope.cli as cli
 import lens_rope.demo
 import lens_rope.models
+from lens_rope.cli.reports import folders_of
+from lens_rope.cli.running import progress
 from lens_rope.errors import ModelLoadError, PromptError, VerificationError
 from lens_rope.reporting.write import MARKER
 
@@ -71,7 +73,9 @@ def files(folder: Path) -> list[str]:
 
 
 def test_report_writes_a_folder_per_model_and_an_index(run, tiny, tmp_path):
-    code, out, err = run("report", tiny, "--text", TEXT, "--out", "there")
+    # Long enough for every number, so there is nothing to remark on.
+    text = " ".join([TEXT] * 3)
+    code, out, err = run("report", tiny, "--text", text, "--out", "there")
     assert (code, err) == (0, "")
     assert "Wrote there/llama/report.html" in out
     assert "Verified: the attention scores of 2 layers" in out
@@ -80,7 +84,7 @@ def test_report_writes_a_folder_per_model_and_an_index(run, tiny, tmp_path):
     assert 'href="llama/report.html"' in (tmp_path / "there/index.html").read_text("utf-8")
     content = json.loads((tmp_path / "there/llama/report.json").read_text("utf-8"))
     assert content["prompts"] == [
-        {"name": "text", "tokens": 31, "cut_from": None, "starts_with_bos": True}
+        {"name": "text", "tokens": 91, "cut_from": None, "starts_with_bos": True}
     ]
     # Again: the earlier report is replaced.
     assert run("report", tiny, "--text", TEXT, "--out", "there", "--format", "json")[0] == 0
@@ -238,7 +242,8 @@ def test_version_and_help(run):
     from lens_rope import __version__
 
     assert run("--version")[:2] == (0, f"lens-rope {__version__}\n")
-    for command in ("report", "inspect", "check"):
+    commands = ("report", "inspect", "check", "sinks", "heads", "features", "spectrum", "ablate")
+    for command in commands:
         assert command in run("--help")[1]
 
 
@@ -247,6 +252,7 @@ def test_help_imports_nothing_heavy():
         "import sys; from typer.testing import CliRunner; from lens_rope.cli import app;"
         "assert CliRunner().invoke(app, ['report', '--help']).exit_code == 0;"
         "assert CliRunner().invoke(app, ['report', '--layers', 'x']).exit_code == 2;"
+        "assert CliRunner().invoke(app, ['ablate', 'm', '--pairs', 'x']).exit_code == 2;"
         "heavy = {'torch', 'transformer_lens', 'plotly', 'pandas'} & set(sys.modules);"
         "assert not heavy, heavy"
     )
@@ -406,9 +412,7 @@ def test_models_get_folders_of_their_own(tmp_path, monkeypatch):
     for folder in ("a/model", "b/model"):
         (tmp_path / folder).mkdir(parents=True)
     models = ["org/model", "a/model", "b/model", "x/y z.gguf", "a/model", "../.."]
-    assert {
-        model: path.as_posix() for model, path in cli._folders(Path("out"), models).items()
-    } == {
+    assert {model: path.as_posix() for model, path in folders_of(Path("out"), models).items()} == {
         "org/model": "out/org--model",
         "a/model": "out/model",
         "b/model": "out/model-2",
@@ -418,13 +422,13 @@ def test_models_get_folders_of_their_own(tmp_path, monkeypatch):
 
 
 def test_progress_is_shown_on_a_terminal_only(capsys, monkeypatch):
-    with cli._progress() as step:
+    with progress() as step:
         step("reading", 1, 2)
     assert capsys.readouterr() == ("", "")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("FORCE_COLOR", "1")
-    with cli._progress() as step:
+    with progress() as step:
         step("reading [b]", 1, 2)
         step("reading [b]", 2, 2)
     captured = capsys.readouterr()

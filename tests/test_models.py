@@ -129,6 +129,32 @@ def test_context_is_the_trained_one_where_transformer_lens_caps_it(tmp_path: Pat
     assert load_model(str(tmp_path / "mistral"), "hooked").cfg.n_ctx == 16384
 
 
+@needs_hooked
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, "google/gemma-3-270m"),
+        ({"sliding_window": 1024}, None),
+        ({"num_hidden_layers": 17}, None),
+        ({"architectures": ["Gemma2ForCausalLM"]}, None),
+    ],
+)
+def test_local_gemma_is_known_by_its_shape(changed: dict, expected: str | None) -> None:
+    shape = {
+        "vocab_size": 262144,
+        "hidden_size": 640,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 18,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 256,
+        "sliding_window": 512,
+        "architectures": ["Gemma3ForCausalLM"],
+    }
+    config = transformers.Gemma3TextConfig(**(shape | changed))
+    assert models._gemma_name(config) == expected
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", ["bfloat16", torch.bfloat16])
 def test_dtype(directory: Path, backend: str, dtype: str | torch.dtype) -> None:

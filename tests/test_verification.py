@@ -197,8 +197,25 @@ def test_shared_key_heads_in_the_wrong_order_are_refused(host_model, misshow):
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_values_that_are_not_finite_are_refused(host_model, misshow, value):
     misshow(q=lambda q: q.index_fill(0, torch.tensor([3]), value))
-    error = refusal(host_model)
-    assert error.check == "score"
+    with pytest.raises(VerificationError) as caught:
+        capture(host_model, zoo.tokens(40))
+    error = caught.value
+    assert (error.check, error.layer) == ("finite", 1)
+    assert "its queries hold NaN or infinite values, first in head 0 at position 3;" in str(error)
+
+
+def test_a_key_that_is_not_finite_is_named(host_model, misshow):
+    def spoil(k):
+        k = k.clone()
+        k[5, 1, 2] = torch.inf
+        return k
+
+    misshow(k=spoil)
+    message = (
+        "layer 1 of .* its keys hold NaN or infinite values, first in key head 1 at position 5;"
+    )
+    with pytest.raises(VerificationError, match=message):
+        capture(host_model, zoo.tokens(40))
 
 
 def test_tolerance_follows_the_precision(host_model, misread):

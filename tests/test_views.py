@@ -28,8 +28,8 @@ from lens_rope.views.heads import (
     received_view,
     script_json,
 )
-from lens_rope.words import number, percent
 from lens_rope.views.tokens import display_html, display_text
+from lens_rope.words import number, percent
 
 MIXED = (rope(0), rope(1, rotary_dim=8), rope(2, rotary_dim=0), rope(3, window=16))
 

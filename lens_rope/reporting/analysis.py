@@ -24,7 +24,6 @@ from lens_rope.patterns import (
 )
 from lens_rope.sink_heads import SinkHead, layer_sinks, merge_sinks
 from lens_rope.sinks import HeadShares, head_shares, merge_shares, sink_positions
-from lens_rope.spectrum import KeyMoments, layer_keys, merge_keys
 from lens_rope.usage import LayerUsage, merge_usage, pair_usage
 
 if TYPE_CHECKING:
@@ -44,7 +43,6 @@ class LayerAnalysis:
         offsets: Offsets, over the prompts that are rotated like the first.
         offset_shares: How its scores split over offset and content.
         sinks: Its sink heads.
-        keys: Sums over its keys before and after rotation, likewise.
         metrics: Head metrics of the literature.
     """
 
@@ -55,7 +53,6 @@ class LayerAnalysis:
     offsets: LayerOffsets
     offset_shares: OffsetShares
     sinks: tuple[SinkHead, ...]
-    keys: KeyMoments
     metrics: LayerMetrics
 
     def heads(self, *, is_long: bool, repeated: LayerPatterns | None) -> tuple[HeadPattern, ...]:
@@ -92,7 +89,6 @@ def analyse(record: LayerCapture, token_ids: Sequence[int]) -> LayerAnalysis:
         offsets=offsets,
         offset_shares=layer_offset_shares(record, token_ids, offsets, left_out),
         sinks=layer_sinks(record, attention, shares),
-        keys=layer_keys(record),
         metrics=layer_metrics(record, attention),
     )
 
@@ -100,8 +96,8 @@ def analyse(record: LayerCapture, token_ids: Sequence[int]) -> LayerAnalysis:
 def merge(analyses: Sequence[LayerAnalysis]) -> LayerAnalysis:
     """One layer over several prompts.
 
-    Rotations that depend on a prompt's length give pairs that do not mean the same, so offsets and
-    keys are added up over the prompts that are rotated like the first.
+    Rotations that depend on a prompt's length give pairs that do not mean the same, so offsets are
+    added up over the prompts that are rotated like the first.
 
     Args:
         analyses: The layer on each prompt.
@@ -121,6 +117,5 @@ def merge(analyses: Sequence[LayerAnalysis]) -> LayerAnalysis:
         offsets=merge_offsets(entry.offsets for entry in alike),
         offset_shares=merge_offset_shares(entry.offset_shares for entry in analyses),
         sinks=merge_sinks(sinks, shares),
-        keys=merge_keys(entry.keys for entry in alike),
         metrics=merge_metrics(entry.metrics for entry in analyses),
     )

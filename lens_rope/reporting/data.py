@@ -152,6 +152,13 @@ class ReportData:
         """The sink heads, the largest share first."""
         return tuple(sorted(self.sinks, key=lambda sink: (-sink.share, sink.layer, sink.head)))
 
+    def where(self, sink: SinkHead) -> str:
+        """What the key of a sink is called: its position, its token, and whether it is BOS."""
+        from lens_rope.sink_heads import sink_name  # here: it needs torch
+
+        texts = [tuple(map(display_text, prompt.token_texts)) for prompt in self.prompts]
+        return sink_name(sink, texts, [prompt.starts_with_bos for prompt in self.prompts])
+
     def token_at(self, position: int) -> str | None:
         """The token at a position as visible text; None where prompts have different ones there."""
         texts = {p.token_texts[position] for p in self.prompts if position < p.n_tokens}

@@ -7,13 +7,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lens_rope.reporting.data import PREVIOUS_THRESHOLD
+from lens_rope.bounds import BANDS, NOTHING_STRONG, PERMUTATIONS, band
+from lens_rope.patterns import PATTERNS
+from lens_rope.sink_heads import COLLAPSED
 from lens_rope.sinks import MIN_TOKENS
 from lens_rope.spec import ranges
+from lens_rope.spectrum import NEAR_ZERO
 from lens_rope.words import number, percent
 
 if TYPE_CHECKING:
     from lens_rope.reporting.data import ReportData
+
+SMALLEST_P = 1 / (PERMUTATIONS + 1)
+"""A permutation p-value cannot be smaller, so it is a bound where it is this small."""
 
 SINGLE_THRESHOLD = 0.3
 """A pair is said to carry a head from this share of its score variance on."""
@@ -33,10 +39,14 @@ def findings(data: ReportData) -> tuple[str, ...]:
         data: The numbers of the report (its own `findings` and `notes` are not looked at).
     """
     attention = (
-        (_too_short(data),) if data.is_too_short_for_sinks else (_sinks(data), _previous(data))
+        (_too_short(data),)
+        if data.is_too_short_for_sinks
+        else (_sinks(data), _makers(data), _intervention(data), _patterns(data))
     )
-    sentences = (_verified(data), _partial_cycles(data), _outlier(data), *attention,
-                 _single_pair(data))  # fmt: skip
+    sentences = (
+        _verified(data), _partial_cycles(data), _outlier(data), _bounds(data), *attention,
+        _single_pair(data), _spectrum(data),
+    )  # fmt: skip
     return tuple(sentence for sentence in sentences if sentence)
 
 
@@ -67,6 +77,16 @@ def notes(data: ReportData) -> tuple[str, ...]:
     read = [rope.layer for rope in data.rope.layers]
     if len(read) < data.model.n_layers:
         out.append(f"Only layers {ranges(read)} of {data.model.n_layers} were read.")
+    for entry in (data.bounds.notes, data.left_out):
+        out.extend(note for note in entry if note != NOTHING_STRONG)
+    unread = [entry.layer for entry in data.spectra if not entry.pre.has_enough_tokens]
+    if unread:
+        spectrum = data.spectra[0].pre
+        out.append(
+            f"{spectrum.n_tokens} tokens do not fill the {len(spectrum.eigenvalues)} components of "
+            "a layer's keys, so ranks and the share of eigenvalues near zero are left out; give "
+            "more text."
+        )
     if data.tolerance > 1e-4:
         out.append(
             f"The model computes in {data.model.dtype}, so scores are verified to "
@@ -194,28 +214,126 @@ def _sinks(data: ReportData) -> str:
     return f"{text}: {len(at_zero)} to {first}, from layer {at_zero[0]} on, and {others}."
 
 
-def _previous(data: ReportData) -> str:
-    scored = [
-        (float(entry.previous_share[head]), entry.layer, head)
-        for entry in data.shares
-        for head in range(len(entry.previous_share))
-        if np.isfinite(entry.previous_share[head])
-    ]
-    if not scored:
+def _makers(data: ReportData) -> str:
+    """Which pairs make the sinks, and what their removal does after the fact."""
+    sinks = [sink for sink in data.sinks if sink.best_pair >= 0]
+    if not sinks:
         return ""
-    above = sum(share > PREVIOUS_THRESHOLD for share, _, _ in scored)
-    share, layer, head = max(scored, key=lambda entry: (entry[0], -entry[1], -entry[2]))
-    most = f"the strongest is layer {layer} head {head} with {percent(share)}"
-    if not above:
-        return (
-            f"No head gives more than {percent(PREVIOUS_THRESHOLD)} of its attention to the "
-            f"previous token; {most}."
-        )
-    verb = "gives" if above == 1 else "give"
-    return (
-        f"Previous-token heads: {_count(above, 'head')} {verb} more than "
-        f"{percent(PREVIOUS_THRESHOLD)} of attention to the previous token; {most}."
+    bands = Counter(band(sink.rope.cycles[sink.best_pair]) for sink in sinks)
+    most, times = min(bands.items(), key=lambda item: (-item[1], BANDS.index(item[0])))
+    pairs = Counter(sink.best_pair for sink in sinks)
+    often = ", ".join(
+        f"pair {pair} in {count}"
+        for pair, count in sorted(pairs.items(), key=lambda item: (-item[1], item[0]))[:3]
     )
+    total = sum(rope.n_pairs for rope in data.rope.layers)
+    base = sum(band(c) == most for rope in data.rope.layers for c in rope.cycles) / total
+    collapsed = sum(sink.is_collapsed for sink in sinks) / len(sinks)
+    standing = sum(sink.is_control_standing for sink in sinks) / len(sinks)
+    more = sum(
+        sink.advantage.push[sink.best_pair] > sink.advantage.lift[sink.best_pair] for sink in sinks
+    )
+    return (
+        f"What makes a sink: without the contributions of its best pair, "
+        f"{percent(collapsed)} of {_count(len(sinks), 'sink head')} fall below a sink share of "
+        f"{percent(COLLAPSED)}; without another pair (the median over the others), "
+        f"{percent(standing)} keep more than half of theirs. The best pair is most often "
+        f"{'below half a cycle' if most == 'below half a cycle' else f'in the band “{most}”'} "
+        f"({times} of {len(sinks)} heads; {percent(base)} of all pairs are): {often}. In "
+        f"{more} heads it acts more by pushing the other keys down than by lifting the sink."
+    )
+
+
+def _intervention(data: ReportData) -> str:
+    """The same in the running model."""
+    done = data.ablation
+    if done is None:
+        return ""
+    collapse = done.collapsed()
+    low, high = min(done.loss_controls), max(done.loss_controls)
+    controls = f"{low:.2f}" if len(done.loss_controls) == 1 else f"{low:.2f} to {high:.2f}"
+    return (
+        f"In the running model: with the best pair of {_count(len(done.heads), 'sink head')} "
+        f"removed from the queries, the loss on {done.prompts[0]} goes from {done.loss_before:.2f} "
+        f"to {done.loss_after:.2f} nats per token, and {percent(collapse.collapsed)} of the sinks "
+        f"fall below {percent(collapse.below)}; with as many random other pairs removed the loss "
+        f"is {controls} ({_count(len(done.loss_controls), 'draw')}), and "
+        f"{percent(collapse.control_collapsed)} of the sinks fall."
+    )
+
+
+def _patterns(data: ReportData) -> str:
+    """How many heads have which pattern, and the clearest positional head."""
+    counts = Counter(head.pattern for head in data.heads if head.pattern)
+    if not counts:
+        return ""
+    order = sorted(counts.items(), key=lambda item: (-item[1], PATTERNS.index(item[0])))
+    named = ", ".join(f"{count} {name}" for name, count in order if name != "mixed")
+    mixed = counts["mixed"]
+    text = f"Heads by what they do: {named or 'none is named'}"
+    text += f"; {mixed} of {len(data.heads)} clear no threshold" if mixed else ""
+    scored = [head for head in data.heads if np.isfinite(head.previous_share)]
+    if not scored:
+        return f"{text}."
+    best = max(scored, key=lambda head: (head.previous_share, -head.layer, -head.head))
+    share = best.offset_shares[0]
+    positional = (
+        f", and {percent(share)} of its score variance depends on distance alone (offset·offset)"
+        if np.isfinite(share)
+        else ""
+    )
+    return (
+        f"{text}. The strongest previous-token head is layer {best.layer} head {best.head}: it "
+        f"gives {percent(best.previous_share)} of its attention to the token before{positional}."
+    )
+
+
+def _bounds(data: ReportData) -> str:
+    """Whether strong offset features keep the bounds."""
+    check = data.bounds
+    half, angle, region = check["half_cycle"], check["angle"], check["region"]
+    if not half.n:
+        return ""
+    chance = (
+        f"p {'≤' if half.p_value <= SMALLEST_P else '='} {half.p_value:.1g} under permutations of "
+        "each layer's pairs"
+    )
+    return (
+        f"Offset features: {half.n} have an amplitude above {check.strong:g} score units "
+        f"({half.n_distinct} distinct pairs of key heads); {percent(half.share)} turn at most half "
+        f"a cycle over the context ({percent(half.base_rate)} of all pairs do; {chance}), "
+        f"{percent(angle.share)} hold query and key at least a right angle apart "
+        f"({percent(angle.base_rate)} do), and {half.n - region.within} break the bound that the "
+        "two make together."
+    )
+
+
+def _spectrum(data: ReportData) -> str:
+    """What rotation does to the keys."""
+    known = [entry for entry in data.spectra if entry.pre.has_enough_tokens]
+    known = [entry for entry in known if data.rope[entry.layer].n_pairs]
+    if not known:
+        return ""
+    pre, post = (
+        np.concatenate([getattr(entry, side).eigenvalues for entry in known])
+        for side in ("pre", "post")
+    )
+    ranks = [(entry.pre.rank90, entry.post.rank90) for entry in known]
+    shares = [entry.offset_share for entry in known]
+    before, after = (float((values < NEAR_ZERO).mean()) for values in (pre, post))
+    ups = sum(b > a for a, b in ranks)
+    return (
+        f"Keys before and after rotation: {percent(before)} of the eigenvalues of the layers' keys "
+        f"lie below {NEAR_ZERO:g} before RoPE and {percent(after)} after it; 90% of the variance "
+        f"takes {_median([a for a, _ in ranks])} dimensions before and "
+        f"{_median([b for _, b in ranks])} after (medians over layers; more in {ups} of "
+        f"{len(ranks)}). What rotation adds is the rotated offset alone: "
+        f"{percent(float(np.median(shares)))} of the variance after it (median)."
+    )
+
+
+def _median(values: list[int | float]) -> str:
+    return number(float(np.median(values)))
 
 
 def _single_pair(data: ReportData) -> str:

@@ -37,7 +37,13 @@ from lens_rope.reporting.findings import findings, notes
 from lens_rope.reporting.gallery import build_gallery
 from lens_rope.reporting.sample import SAMPLE_NAME, sample_text
 from lens_rope.sinks import SINK_THRESHOLD
-from lens_rope.spectrum import layer_spectrum
+from lens_rope.spectrum import (
+    KeyMoments,
+    LayerSpectrum,
+    layer_keys,
+    layer_spectrum,
+    merge_keys,
+)
 from lens_rope.verify import TOLERANCE
 
 if TYPE_CHECKING:
@@ -86,6 +92,9 @@ def gather(
     summaries: list[PromptSummary] = []
     analyses: dict[int, list[LayerAnalysis]] = {}
     checks: dict[int, list[LayerCheck]] = {}
+    # Sums over keys are as large as the square of all key components: one per layer, no more.
+    keys: dict[int, KeyMoments] = {}
+    spectra: list[LayerSpectrum] = []
     same_rope = True
     for index, (name, row) in enumerate(zip(names, rows, strict=True)):
         stage = f"reading {name}" if len(rows) == 1 else f"reading {index + 1}/{len(rows)}"
@@ -102,8 +111,13 @@ def gather(
             # Numbers per pair and head; queries and keys go with the next prompt.
             analyses.setdefault(layer, []).append(analyse(record, read.token_ids))
             checks.setdefault(layer, []).append(record.check)
-            if first is not None:
-                same_rope &= record.rope.same_rotation(first.layer(layer).rope)
+            is_alike = first is None or record.rope.same_rotation(first.layer(layer).rope)
+            same_rope &= is_alike
+            if is_alike:
+                new = layer_keys(record)
+                keys[layer] = merge_keys([keys[layer], new]) if layer in keys else new
+            if index == len(rows) - 1:
+                spectra.append(layer_spectrum(keys.pop(layer)))
             if progress is not None:
                 progress(stage.replace("reading", "summing up"), done, len(qk.layer_indices))
         first = first or qk
@@ -146,7 +160,7 @@ def gather(
             )
         ),
         bounds=check_bounds(features),
-        spectra=tuple(layer_spectrum(entry.keys) for entry in layers_read),
+        spectra=tuple(spectra),
         ablation=ablation,
         is_repeated=repeated is not None,
         threshold=SINK_THRESHOLD,

@@ -10,8 +10,21 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
+from lens_rope.heads import rule
+from lens_rope.offsets import CONSTANCY, RELATIVE
+from lens_rope.patterns import PATTERNS
+from lens_rope.reporting.tables import features_of
 from lens_rope.reporting.write import GENERATOR
-from lens_rope.views import figures, rope_figures
+from lens_rope.sink_heads import COLLAPSED, CONTROL_QUERIES, EXACT_PAIRS, sentence
+from lens_rope.spectrum import KeySpectrum
+from lens_rope.views import (
+    figures,
+    offset_figures,
+    pattern_figures,
+    rope_figures,
+    sink_figures,
+    spectrum_figures,
+)
 from lens_rope.views.colors import GRID, INK, SCALES
 from lens_rope.views.head_figures import MIN_COUNT, distance_curves, pair_bars
 from lens_rope.views.heads import (
@@ -26,10 +39,17 @@ from lens_rope.words import number, percent
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
+    from lens_rope.patterns import HeadPattern
     from lens_rope.reporting.data import GalleryHead, ReportData
 
 SINK_ROWS = 12
 """Rows in the table of sink heads; the figure and heads.csv have them all."""
+FEATURE_ROWS = 15
+"""Rows in the tables of offset features; the figure and offset_features.csv have them all."""
+SENTENCES = 8
+"""Sink heads explained in words; sinks.csv has the numbers of all."""
+PER_PATTERN = 3
+"""Heads of each pattern in the table of heads; heads.csv has them all."""
 STRIPS = 4
 """Kinds of layer whose rotation is drawn over distance; the tables have them all."""
 
@@ -77,6 +97,9 @@ def render(data: ReportData) -> str:
     rotary = [(layers, rope) for layers, rope in groups if rope.n_pairs]
     # In prompts too short to tell sinks nothing is marked as one.
     marked = None if data.is_too_short_for_sinks else data.threshold
+    offsets = [entry.offsets for entry in data.layers]
+    long = not data.is_too_short_for_sinks
+    spectrum = KeySpectrum(data.model, data.spectra, data.spectra[0].pre.n_tokens, ())
     context = {
         "data": data,
         "generator": Markup(GENERATOR + f' {data.version}">'),
@@ -92,6 +115,35 @@ def render(data: ReportData) -> str:
         "usage_figures": [
             figure(figures.usage_map(ropes, data.usage, side)) for side in ("query", "key")
         ],
+        "component_figures": [
+            figure(offset_figures.component_map(offsets, side, "largest"))
+            for side in ("query", "key")
+        ],
+        "component_mean_figures": [
+            figure(offset_figures.component_map(offsets, side, "mean")) for side in ("query", "key")
+        ],
+        "bounds_figure": figure(offset_figures.bounds_plot(data.bounds)) if rotary else None,
+        "bounds": data.bounds,
+        "feature_rows": features_of(data).head(FEATURE_ROWS).to_dict("records"),
+        "feature_count": sum(int(entry.is_feature().sum()) for entry in offsets),
+        "exceptions": data.bounds.exceptions().head(FEATURE_ROWS).to_dict("records"),
+        "constancy": CONSTANCY,
+        "relative": RELATIVE,
+        "removal_figure": figure(sink_figures.removal_dots(data.sinks)) if data.sinks else None,
+        "sink_pairs_figure": figure(sink_figures.sink_pairs(data.sinks)) if data.sinks else None,
+        "sink_sentences": [
+            sentence(sink, data.where(sink)) for sink in data.sink_heads_by_shares()[:SENTENCES]
+        ],
+        "collapsed": COLLAPSED,
+        "control_queries": CONTROL_QUERIES,
+        "exact_pairs": EXACT_PAIRS,
+        "pattern_figure": figure(pattern_figures.pattern_map(data.heads)) if long else None,
+        "offset_share_figure": figure(pattern_figures.offset_share_map(data.heads)),
+        "naming_rule": rule(),
+        "pattern_rows": _pattern_rows(data),
+        "spectrum_figure": figure(spectrum_figures.spectrum_histogram(spectrum)),
+        "rank_figure": figure(spectrum_figures.rank_curve(spectrum)),
+        "spectrum_rows": data.spectra,
         "sink_figure": figure(figures.share_map(data.shares, "sink", threshold=marked)),
         "previous_figure": figure(figures.share_map(data.shares, "previous")),
         "sink_rows": [] if marked is None else _sink_rows(data),
@@ -159,6 +211,18 @@ def _sink_rows(data: ReportData) -> list[dict[str, Any]]:
         if entry.sink_share[head] > data.threshold
     ]
     return sorted(rows, key=lambda row: (-row["share"], row["layer"], row["head"]))[:SINK_ROWS]
+
+
+def _pattern_rows(data: ReportData) -> list[HeadPattern]:
+    """The strongest heads of each pattern, the most specific pattern first."""
+    rows: list[HeadPattern] = []
+    for name in PATTERNS:
+        if name == "mixed":
+            continue
+        found = [head for head in data.heads if head.pattern == name]
+        found.sort(key=lambda head: (-head.strength, head.layer, head.head))
+        rows += found[:PER_PATTERN]
+    return rows
 
 
 def _safe(text: str) -> str:

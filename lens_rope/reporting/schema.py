@@ -23,11 +23,15 @@ from lens_rope.bounds import (
 )
 from lens_rope.metrics import METRICS
 from lens_rope.offset_shares import PARTS
+from lens_rope.offsets import CONSTANCY, RELATIVE
 from lens_rope.reporting.data import SCHEMA
 from lens_rope.sink_heads import COLLAPSED, CONTROL_QUERIES
+from lens_rope.sinks import SINK_THRESHOLD
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    import pandas as pd
 
     from lens_rope.ablation_effects import AblationReport
     from lens_rope.offsets import LayerOffsets
@@ -86,31 +90,9 @@ def to_dict(data: ReportData) -> dict[str, Any]:
             {"layer": entry.layer, "query": numbers(entry.query), "key": numbers(entry.key)}
             for entry in data.usage
         ],
-        "offset_features": [
-            {
-                "layer": entry.layer,
-                "head": int(head),
-                "frequency": int(pair),
-                "amplitude": value(entry.amplitude[head, pair]),
-                "angle": value(entry.angle[head, pair]),
-                "cycles": value(entry.rope.cycles[pair]),
-                "query_constancy": value(entry.query.constancy[head, pair]),
-                "key_constancy": value(entry.key.constancy[entry.kv_heads[head], pair]),
-                "within_half_cycle": bool(within_half_cycle(_turn(entry)[pair])),
-                "within_angle": bool(within_angle(entry.angle[head, pair])),
-                "within_region": bool(within_region(entry.angle[head, pair], _turn(entry)[pair])),
-            }
-            for entry in (layer.offsets for layer in data.layers)
-            for head, pair in np.argwhere(entry.is_feature())
-        ],
+        "offset_features": features_to_dict(layer.offsets for layer in data.layers),
         "bounds": bounds_to_dict(data.bounds),
-        "sinks": {
-            "threshold": data.threshold,
-            "uniform_share": value(data.uniform_share),
-            "collapsed_below": COLLAPSED,
-            "control_queries": CONTROL_QUERIES,
-            "heads": [sink_to_dict(sink) for sink in data.sinks],
-        },
+        "sinks": sinks_to_dict(data.sinks, data.uniform_share, data.threshold),
         "heads": [head_to_dict(head) for head in data.heads],
         "spectrum": [spectrum_to_dict(entry) for entry in data.spectra],
         "metrics": [
@@ -124,6 +106,43 @@ def to_dict(data: ReportData) -> dict[str, Any]:
         "findings": list(data.findings),
         "notes": list(data.notes),
     }
+
+
+def features_to_dict(
+    layers: Iterable[LayerOffsets], constancy: float = CONSTANCY, relative: float = RELATIVE
+) -> list[dict[str, Any]]:
+    """Every offset feature of these layers, and whether it keeps the bounds."""
+    return [
+        {
+            "layer": entry.layer,
+            "head": int(head),
+            "frequency": int(pair),
+            "amplitude": value(entry.amplitude[head, pair]),
+            "angle": value(entry.angle[head, pair]),
+            "cycles": value(entry.rope.cycles[pair]),
+            "query_constancy": value(entry.query.constancy[head, pair]),
+            "key_constancy": value(entry.key.constancy[entry.kv_heads[head], pair]),
+            "within_half_cycle": bool(within_half_cycle(_turn(entry)[pair])),
+            "within_angle": bool(within_angle(entry.angle[head, pair])),
+            "within_region": bool(within_region(entry.angle[head, pair], _turn(entry)[pair])),
+        }
+        for entry in layers
+        for head, pair in np.argwhere(entry.is_feature(constancy, relative))
+    ]
+
+
+def outliers_to_dict(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows of an `outlier_table`."""
+    return [
+        {
+            "layer": int(row["layer"]),
+            "side": row["side"],
+            "head": int(row["head"]),
+            "frequency": int(row["pair"]),
+            **{name: value(row[name]) for name in ("mean", "largest", "relative", "constancy")},
+        }
+        for row in table.to_dict("records")
+    ]
 
 
 def bounds_to_dict(check: BoundsCheck) -> dict[str, Any]:
@@ -147,6 +166,25 @@ def bounds_to_dict(check: BoundsCheck) -> dict[str, Any]:
         },
         "distinct_features": half.n_distinct,
         "permutations": PERMUTATIONS,
+    }
+
+
+def sinks_to_dict(
+    sinks: Iterable[SinkHead], uniform_share: float, threshold: float = SINK_THRESHOLD
+) -> dict[str, Any]:
+    """The sink heads, and what makes a head one.
+
+    Args:
+        sinks: The sink heads.
+        uniform_share: Sink share that uniform attention would give the first key.
+        threshold: Sink share above which a head is a sink head.
+    """
+    return {
+        "threshold": threshold,
+        "uniform_share": value(uniform_share),
+        "collapsed_below": COLLAPSED,
+        "control_queries": CONTROL_QUERIES,
+        "heads": [sink_to_dict(sink) for sink in sinks],
     }
 
 

@@ -179,7 +179,7 @@ def _mark_actual(fig: go.Figure, curve: DistanceCurve) -> None:
                 f"in the prompt: distance {curve.actual:,} tokens<br>score "
                 f"{number(curve.score)}<extra></extra>"
             ),
-            name=f"in the prompt ({curve.actual:,} tokens apart)",
+            name=f"in the prompt (distance {curve.actual:,})",
         )
     )
 

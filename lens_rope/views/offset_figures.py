@@ -144,7 +144,7 @@ def bounds_plot(check: BoundsCheck) -> go.Figure:
         ("keeps the bounds", within, "circle"),
         ("does not keep them", ~within, "circle-open"),
     ):
-        _add_features(fig, table[keep], place[keep], angle[keep], name, symbol, _top(table))
+        _add_features(fig, table.loc[keep], place[keep], angle[keep], name, symbol, _top(table))
     named = _name_pairs(fig, table, place)
     if not len(table):
         fig.add_annotation(

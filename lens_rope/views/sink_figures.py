@@ -46,12 +46,7 @@ def removal_dots(heads: Sequence[SinkHead]) -> go.Figure:
         showlegend=True,
         legend={"orientation": "h", "x": 0, "y": 1.02, "xanchor": "left", "yanchor": "bottom"},
     )
-    shares = [
-        (e.share, e.share_without_best, e.control_share)
-        if e.best_pair >= 0
-        else (e.share, np.nan, np.nan)
-        for e in heads
-    ]
+    shares = [(e.share, e.share_without_best, e.control_share) for e in heads]
     size = 9 if len(heads) <= 60 else 7 if len(heads) <= 150 else 5
     x: list[float | None] = []
     y: list[float | None] = []
@@ -126,14 +121,15 @@ def sink_pairs(heads: Sequence[SinkHead]) -> go.Figure:
         groups = [list(group) for _, group in groupby(heads, key=lambda entry: entry.layer)]
     ropes = [group[0].rope for group in groups]
     pairs = stacked([np.mean([e.advantage.pairs for e in group], axis=0) for group in groups])
-    rest = [
-        np.mean([entry.advantage.pass_through for entry in group])
+    rest: list[float] = [
+        float(np.mean([entry.advantage.pass_through for entry in group]))
         if len(group[0].rope.pass_components)
         else np.nan
         for group in groups
     ]
+    rest_column = np.array(rest)[:, None]
     n_pairs = pairs.shape[1]
-    values = np.column_stack([pairs, rest]) if np.isfinite(rest).any() else pairs
+    values = np.hstack([pairs, rest_column]) if np.isfinite(rest_column).any() else pairs
     rows = "mean over the sink heads of a layer" if by_layer else "sink heads"
     title = "advantage of the sink" + (f", {rows}" if by_layer else "")
     fig = figure(

@@ -12,7 +12,9 @@ from lens_rope.views.rope_figures import rope_groups
 from lens_rope.words import number
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
+
+    import pandas as pd
 
     from lens_rope.spec import RopeSpec
 
@@ -20,7 +22,11 @@ CHECK_COLUMNS = (
     "prompt", "layer", "route", "relative_error", "pattern_error", "norm_error", "angle_error",
     "max_residual", "ok",
 )  # fmt: skip
-_WIDTH = 140
+MAX_ROWS = 40
+"""Rows that `frame_table` shows at most."""
+
+WIDTH = 140
+"""Columns of a terminal that tables and sentences are made for."""
 
 
 def rope_table(spec: RopeSpec) -> str:
@@ -104,7 +110,44 @@ def check_table(rows: Sequence[dict[str, Any]], form: Literal["table", "json", "
     )
 
 
-def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def frame_table(
+    title: str,
+    frame: pd.DataFrame,
+    columns: Mapping[str, tuple[str, Callable[[Any], str]]],
+    *,
+    wraps: Sequence[str] = (),
+) -> str:
+    """The first rows of a table, as many as a terminal shows well.
+
+    A value that does not exist is empty.
+
+    Args:
+        title: Title of the table.
+        frame: The table.
+        columns: Heading and form of each column that is shown, by its name.
+        wraps: Headings of columns that may take several lines.
+    """
+
+    def shown(value: Any, form: Callable[[Any], str]) -> str:
+        return "" if value is None or value != value else form(value)
+
+    rows = frame.head(MAX_ROWS).to_dict("records")
+    text = _table(
+        title,
+        [heading for heading, _ in columns.values()],
+        [[shown(row[name], form) for name, (_, form) in columns.items()] for row in rows],
+        wraps,
+    )
+    more = len(frame) - MAX_ROWS
+    return text + (f"  and {more:,} more; csv and json have all of them\n" if more > 0 else "")
+
+
+def _table(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    wraps: Sequence[str] = (),
+) -> str:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -112,11 +155,13 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) ->
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for index, name in enumerate(columns):
         table.add_column(
-            name.replace("_", " "), justify="left" if index == 0 else "right", no_wrap=True
+            name.replace("_", " "),
+            justify="left" if index == 0 else "right",
+            no_wrap=name not in wraps,
         )
     for row in rows:
         table.add_row(*row)
     # Cells are plain text, never markup, and columns keep their width when output is piped.
     text = io.StringIO()
-    Console(file=text, width=_WIDTH, markup=False, highlight=False, color_system=None).print(table)
+    Console(file=text, width=WIDTH, markup=False, highlight=False, color_system=None).print(table)
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"

@@ -1,0 +1,82 @@
+"""Options that several commands share, and what they default to.
+
+Typer reads the annotations at run time.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+# The same as lens_rope.demo.DEMO_MODEL, which cannot be imported here because it needs torch.
+DEMO_MODEL = "smollm2-135m"
+DEFAULT_MAX_TOKENS = 1024
+CHECK_MAX_TOKENS = 128
+
+
+class Backend(str, Enum):
+    """How the model is run."""
+
+    auto = "auto"
+    hooked = "hooked"
+    bridge = "bridge"
+
+
+class ReportFormat(str, Enum):
+    """What a report is written as."""
+
+    html = "html"
+    json = "json"
+    csv = "csv"
+
+
+class TableFormat(str, Enum):
+    """What a table is printed as."""
+
+    table = "table"
+    json = "json"
+    csv = "csv"
+
+
+class HowToAblate(str, Enum):
+    """What becomes of an ablated pair."""
+
+    zero = "zero"
+    mean = "mean"
+    unrotate = "unrotate"
+
+
+def _limit(default: int) -> Any:
+    return typer.Option(
+        min=1,
+        help=f"Cut longer prompts to this many tokens. Default: {default:,}, or the model's "
+        "context where that is shorter.",
+    )
+
+
+ModelArgument = Annotated[
+    str, typer.Argument(help="Hub name, local directory, .gguf file, or smollm2-135m (the demo).")
+]
+Text = Annotated[list[str] | None, typer.Option("--text", help="A prompt. Can be repeated.")]
+File = Annotated[
+    list[Path] | None, typer.Option("--file", help="A text file as a prompt. Can be repeated.")
+]
+Prompts = Annotated[
+    Path | None,
+    typer.Option("--prompts", help='JSON lines, each an object with "text" and maybe "name".'),
+]
+Layers = Annotated[str | None, typer.Option(help="Layers to read, like 0-3,7. Default: all.")]
+MaxTokens = Annotated[int | None, _limit(DEFAULT_MAX_TOKENS)]
+CheckMaxTokens = Annotated[int | None, _limit(CHECK_MAX_TOKENS)]
+Context = Annotated[
+    int | None,
+    typer.Option(min=1, help="Trained context in tokens, where the model is said to have another."),
+]
+BackendOption = Annotated[Backend, typer.Option(help="How to run the model.")]
+Device = Annotated[str | None, typer.Option(help="Such as cpu or cuda. Default: best there is.")]
+Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
+Format = Annotated[TableFormat, typer.Option("--format", help="What to print.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of what is drawn at random.")]

@@ -1,0 +1,177 @@
+"""Advantages of pairs and pass-through add up to that of the score; loops say the same of each."""
+
+import itertools
+
+import numpy as np
+import planted
+import pytest
+import torch
+from test_decompose import SHAPES, looped, random_capture
+
+from lens_rope.advantage import (
+    Advantage,
+    advantage,
+    attended_advantage,
+    merge_advantages,
+    uniform_keys,
+)
+from lens_rope.errors import InputError
+from lens_rope.targets import previous_target, sink_target, target_from_weights
+
+
+def uniform_by_hand(seen):
+    return seen / seen.sum(axis=1, keepdims=True)
+
+
+def user_weights(record):
+    """Weights over what each query sees; some rows have none."""
+    n = record.n_pos
+    weights = np.random.default_rng(0).random((n, n)) * planted.seen_by_hand(record)
+    weights[1::3] = 0
+    return weights
+
+
+def targets_by_hand(record):
+    """By name, a target and the same as a dense matrix with a mask of its rows."""
+    n, seen = record.n_pos, planted.seen_by_hand(record)
+    window = record.rope.window
+    weights = user_weights(record)
+    sink = np.zeros((n, n))
+    at = min(2, n - 1)
+    sink[at + 1 :, at] = seen[at + 1 :, at]
+    cases = {
+        "sink": (sink_target(at, n, window), sink),
+        "user": (target_from_weights(weights, seen), weights),
+    }
+    if window is None or window > 1:
+        cases["previous"] = (previous_target(n), np.eye(n, k=-1))
+    out = {}
+    for name, (target, dense) in cases.items():
+        rows = dense.sum(axis=1) > 0
+        dense = dense / np.where(rows, dense.sum(axis=1), 1)[:, None]
+        out[name] = (target, dense, rows)
+    return out
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("head", [0, 3])
+def test_every_pair_equals_loops(shape, head):
+    record = random_capture(**SHAPES[shape]).layer(5)
+    contributions, passed = looped(record, head)
+    parts = np.nan_to_num([*contributions, passed])
+    uniform = uniform_by_hand(planted.seen_by_hand(record))
+    for target, dense, rows in targets_by_hand(record).values():
+        gained = advantage(record, head, target)
+        assert gained.n_queries == rows.sum() == len(target.queries)
+        if not rows.any():
+            assert np.isnan(gained.lift).all() and np.isnan(gained.total)
+            assert gained.strongest(3) == ()
+            continue
+        lift = (dense * parts).sum(axis=2)[:, rows].mean(axis=1)
+        push = -(uniform * parts).sum(axis=2)[:, rows].mean(axis=1)
+        np.testing.assert_allclose(gained.lift, lift, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(gained.push, push, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(gained.pairs, (lift + push)[:-1], rtol=1e-5, atol=2e-5)
+        assert gained.pass_through == pytest.approx((lift + push)[-1], abs=2e-5)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("sinks", [False, True])
+def test_attended_equals_loops(shape, sinks):
+    record = random_capture(**SHAPES[shape], sinks=sinks).layer(5)
+    contributions, passed = looped(record, 1)
+    parts = np.nan_to_num([*contributions, passed])
+    pattern = record.pattern(1)
+    gained = attended_advantage(record, 1, pattern)
+    assert gained.n_queries == record.n_pos - 1
+    if record.n_pos == 1:
+        assert np.isnan(gained.pairs).all()
+        return
+    weights = pattern.double().numpy()
+    weights = weights / weights.sum(axis=1, keepdims=True)
+    uniform = uniform_by_hand(planted.seen_by_hand(record))
+    lift = (weights * parts).sum(axis=2)[:, 1:].mean(axis=1)
+    push = -(uniform * parts).sum(axis=2)[:, 1:].mean(axis=1)
+    np.testing.assert_allclose(gained.lift, lift, rtol=1e-5, atol=3e-5)
+    np.testing.assert_allclose(gained.push, push, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", planted.MODELS)
+def test_sum_over_pairs_is_the_advantage_of_the_score(name):
+    for record in planted.captured(name).records[0]:
+        uniform = uniform_by_hand(planted.seen_by_hand(record))
+        targets = targets_by_hand(record).values()
+        for head in (0, record.n_heads - 1):
+            scores = np.nan_to_num(planted.scores_by_hand(record, head))
+            size = 1e-5 * np.abs(scores).max()
+            for target, dense, rows in targets:
+                gained = advantage(record, head, target)
+                expected = ((dense - uniform) * scores).sum(axis=1)[rows].mean()
+                assert gained.total == pytest.approx(expected, abs=size)
+                assert gained.pairs.sum() + gained.pass_through == pytest.approx(gained.total)
+            pattern = record.pattern(head)
+            own = pattern.double().numpy()
+            own = own / own.sum(axis=1, keepdims=True)
+            attended = attended_advantage(record, head, pattern)
+            expected = ((own - uniform) * scores).sum(axis=1)[1:].mean()
+            assert attended.total == pytest.approx(expected, abs=size)
+            if record.softcap is None:
+                # No pattern but uniform can have a mean score below the plain mean.
+                assert attended.total >= -size
+
+
+@pytest.mark.parametrize("window", [None, 1, 4, 20, 21, 50])
+def test_mean_key_of_a_window(window):
+    record = planted.random_record(20, n_heads=2, n_kv=1, window=window)
+    k = record.k[:, 0].double().numpy()
+    for m, mean in enumerate(uniform_keys(record, 1).numpy()):
+        first = 0 if window is None else max(0, m - window + 1)
+        np.testing.assert_allclose(mean, k[first : m + 1].mean(axis=0), atol=1e-12)
+
+
+def test_strongest_pairs_in_order():
+    gained = Advantage(1, np.array([1.0, 5.0, np.nan, 5.0, 0.0, 99.0]), np.zeros(6))
+    assert gained.strongest(2) == (1, 3)
+    assert gained.strongest(9) == (1, 3, 0, 4)
+    assert gained.strongest(0) == ()
+
+
+def test_merge_is_the_mean_over_all_queries_in_any_order():
+    records = [planted.random_record(n, seed=n) for n in (1, 2, 9, 30)]
+    targets = [previous_target(record.n_pos) for record in records]
+    parts = [advantage(r, 1, t) for r, t in zip(records, targets, strict=True)]
+    merged = merge_advantages(parts)
+    assert merged.n_queries == 1 + 8 + 29
+    expected = (parts[1].lift + 8 * parts[2].lift + 29 * parts[3].lift) / 38
+    np.testing.assert_allclose(merged.lift, expected)
+    expected = (parts[1].push + 8 * parts[2].push + 29 * parts[3].push) / 38
+    np.testing.assert_allclose(merged.push, expected)
+    for order in itertools.permutations(parts):
+        again = merge_advantages(order)
+        np.testing.assert_array_equal(again.lift, merged.lift)
+        np.testing.assert_array_equal(again.push, merged.push)
+    alone = merge_advantages(parts[:1])
+    assert alone.n_queries == 0 and np.isnan(alone.pairs).all()
+
+
+def test_merge_refuses_what_does_not_belong_together():
+    record = planted.random_record(5)
+    part = advantage(record, 0, previous_target(5))
+    other = Advantage(1, np.zeros(3), np.zeros(3))
+    for entries in ([], [part, other]):
+        with pytest.raises(InputError, match="only advantages over the same pairs can be merged"):
+            merge_advantages(entries)
+
+
+def test_arithmetic_is_that_of_float64():
+    """Large constant keys do not drown the small differences that decide."""
+    record = planted.random_record(60)
+    k = record.k.clone()
+    k[:, :, 0] += 3000.0
+    shifted = type(record)(record.rope, record.q, k, 1.0, None, None, record.check)
+    contributions = torch.einsum("mc,nc->mn", record.q[:, 0].double(), k[:, 0].double()).numpy()
+    uniform = uniform_by_hand(planted.seen_by_hand(record))
+    weights = np.eye(60, k=-1)
+    expected = ((weights - uniform) * contributions).sum(axis=1)[1:].mean()
+    gained = advantage(shifted, 0, previous_target(60))
+    assert gained.total == pytest.approx(expected, abs=1e-8)
