@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
@@ -105,7 +106,7 @@ class LayerRope:
         """`[pair]` Turns over the effective context; below 1 the pair is a partial cycle."""
         return self.inv_freq * self.context / (2 * np.pi)
 
-    @property
+    @cached_property
     def components(self) -> tuple[Int[np.ndarray, " pair"], Int[np.ndarray, " pair"]]:
         """`[pair]` twice: index of the first (real) and second (imaginary) component of a pair."""
         i = np.arange(self.n_pairs)
@@ -113,7 +114,7 @@ class LayerRope:
             return self.rotary_start + i, self.rotary_start + i + self.n_pairs
         return self.rotary_start + 2 * i, self.rotary_start + 2 * i + 1
 
-    @property
+    @cached_property
     def pass_components(self) -> Int[np.ndarray, " rest"]:
         """`[rest]` Indices of the components that are not rotated."""
         rotated = np.arange(self.rotary_start, self.rotary_start + self.rotary_dim)

@@ -69,8 +69,8 @@ def check_finite(reading: LayerReading, model_name: str) -> None:
         if len(wrong):
             position, index = wrong[0].tolist()
             raise VerificationError(
-                f"layer {reading.layer} of {model_name} cannot be read exactly: its {side} hold NaN "
-                f"or infinite values, first in {head} {index} at position {position}; float16 "
+                f"layer {reading.layer} of {model_name} cannot be read exactly: its {side} hold "
+                f"NaN or infinite values, first in {head} {index} at position {position}; float16 "
                 "overflows in some models (load it in bfloat16 or float32), otherwise check the "
                 "weights",
                 layer=reading.layer,

@@ -313,7 +313,8 @@ def test_long_tables_say_how_much_is_left_out(run, monkeypatch):
     lines = terminal.frame_table("Title", frame, columns).splitlines()
     assert lines[0] == "Title"
     assert lines[2].split() == ["one", "two", "three"]
-    assert [line.split() for line in lines[4:44]] == [[str(i), "x"] for i in range(40)]
+    rows = [line.split() for line in lines[4:-1] if line]
+    assert rows == [[str(i), "x"] for i in range(40)]
     assert lines[-1] == "  and 5 more; csv and json have all of them"
     assert "more" not in terminal.frame_table("Title", frame.head(40), columns)
     # Heads are then a few of each pattern.
@@ -356,7 +357,7 @@ def test_pairs_that_are_not_understood(run, no_model, value):
 
 def test_pairs_that_are_understood():
     assert parse_pairs(None) is None
-    assert parse_pairs("16.0:24,23; 27.* : 1-3,2;*.*:0;16.0:5") == {
+    assert parse_pairs("16.0:24,23; 27.* : 1-3,2;*.*:0;16.0:5,24") == {
         (16, 0): [5, 23, 24], (27, None): [1, 2, 3], (None, None): [0],
     }  # fmt: skip
 

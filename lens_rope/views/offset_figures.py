@@ -145,7 +145,7 @@ def bounds_plot(check: BoundsCheck) -> go.Figure:
         ("does not keep them", ~within, "circle-open"),
     ):
         _add_features(fig, table.loc[keep], place[keep], angle[keep], name, symbol, _top(table))
-    named = _name_pairs(fig, table, place)
+    named = _name_pairs(fig, table, place, apart=0.025 * float(np.log10(high / low)))
     if not len(table):
         fig.add_annotation(
             x=0.5, y=0.9, xref="paper", yref="paper", showarrow=False, font={"size": 14},
@@ -287,9 +287,21 @@ def _add_features(
     )  # fmt: skip
 
 
-def _name_pairs(fig: go.Figure, table: pd.DataFrame, place: np.ndarray) -> bool:
-    """Writes the number of each pair below its features, unless there are too many to read."""
-    columns = sorted({(float(x), int(pair)) for x, pair in zip(place, table["pair"], strict=True)})
+def _name_pairs(fig: go.Figure, table: pd.DataFrame, place: np.ndarray, *, apart: float) -> bool:
+    """Writes the number of each pair below its features, where there is room for it.
+
+    Of columns that are less than `apart` decades from each other, the one with the largest
+    amplitude is named.
+    """
+    amplitude: dict[tuple[float, int], float] = {}
+    for x, pair, size in zip(place, table["pair"], table["amplitude"], strict=True):
+        column = (float(x), int(pair))
+        amplitude[column] = max(size, amplitude.get(column, 0.0))
+    columns: list[tuple[float, int]] = []
+    for x, pair in sorted(amplitude, key=lambda column: (-amplitude[column], column)):
+        if all(abs(np.log10(x / other)) >= apart for other, _ in columns):
+            columns.append((x, pair))
+    columns.sort()
     if not 0 < len(columns) <= MAX_NAMED:
         return False
     fig.add_trace(
