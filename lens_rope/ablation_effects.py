@@ -16,6 +16,7 @@ from lens_rope.capturing import capture
 from lens_rope.errors import InputError
 from lens_rope.hosts import Host, LayerReading, host_of
 from lens_rope.hosts.editing import edits_of
+from lens_rope.sink_heads import COLLAPSED
 from lens_rope.sinks import MIN_TOKENS, SINK_THRESHOLD
 from lens_rope.words import percent
 
@@ -114,7 +115,7 @@ class AblationReport:
     heads: tuple[HeadEffect, ...]
     notes: tuple[str, ...]
 
-    def collapsed(self, below: float = 0.1) -> SinkCollapse:
+    def collapsed(self, below: float = COLLAPSED) -> SinkCollapse:
         """How many of the ablated sink heads lost their sink.
 
         Args:

@@ -79,12 +79,14 @@ def attended_advantage(
 ) -> Advantage:
     """The advantage of what the head attends to: its own pattern is the target.
 
-    Rows are scaled to sum to 1 where a learned sink takes a part. Queries that see one key only
-    have no choice and are left out.
+    Rows are scaled to sum to 1 where a learned sink takes a part, and left out where it takes all.
+    Queries that see one key only have no choice and are left out too.
     """
     k = record.k[:, record.kv_head(head)]
-    attended = (pattern.to(k.dtype) @ k).double() / pattern.double().sum(dim=1, keepdim=True)
+    total = pattern.double().sum(dim=1, keepdim=True)
+    attended = (pattern.to(k.dtype) @ k).double() / total
     rows = torch.arange(1, record.n_pos)
+    rows = rows[total[rows, 0] > 0]
     return _advantage(record, head, rows, attended[rows], uniform_keys(record, head)[rows])
 
 

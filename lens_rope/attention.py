@@ -38,7 +38,7 @@ class LayerAttention:
         uniform: Sink share that uniform attention would give the first key.
         entropy: `[head]` Mean over queries of the entropy of attention over the log of the number
             of visible keys, in [0, 1]; nan for one token. Rows are scaled to sum to 1 where a
-            learned sink takes a part.
+            learned sink takes a part, and left out where it takes all.
         mass: By name of target, `[head]` mean attention of its queries to its keys.
         attended: `[head]` Advantage of what the head attends to, by pair.
     """
@@ -83,7 +83,7 @@ def read_attention(record: LayerCapture, targets: Sequence[Target] = ()) -> Laye
         is_single = record.n_pos == 1
         previous.append(np.nan if is_single else float(pattern.diagonal(-1).double().mean()))
         learned.append(0.0 if record.sinks is None else float(1 - row.mean()))
-        entropy.append(np.nan if is_single else float(_entropy(pattern, row, sees)[1:].mean()))
+        entropy.append(np.nan if is_single else float(_entropy(pattern, row, sees)[1:].nanmean()))
         attended.append(attended_advantage(record, head, pattern))
         for target in targets:
             mass[target.name].append(target.mass(pattern.numpy()))
@@ -102,6 +102,6 @@ def read_attention(record: LayerCapture, targets: Sequence[Target] = ()) -> Laye
 
 def _entropy(pattern: torch.Tensor, row: torch.Tensor, sees: torch.Tensor) -> torch.Tensor:
     """`[q_pos]` Entropy of each row of a pattern over the log of the number of visible keys."""
-    # -sum (p / r) log (p / r) = log r - (sum p log p) / r
+    # -sum (p / r) log (p / r) = log r - (sum p log p) / r; nan where a learned sink takes it all.
     surprise = torch.special.xlogy(pattern, pattern).sum(dim=1, dtype=torch.float64)
     return (row.log() - surprise / row) / sees.log()

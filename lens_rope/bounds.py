@@ -43,6 +43,9 @@ PERMUTATIONS = 9999
 
 NOTHING_STRONG = "No offset feature is that strong, so there is nothing to judge."
 
+SMALLEST_P = 1 / (PERMUTATIONS + 1)
+"""A permutation p-value cannot be smaller, so it is a bound where it is this small."""
+
 BOUNDS = ("half_cycle", "partial_cycle", "angle", "region")
 """The bounds that are checked, in the order of the module's text; `region` is all together."""
 
@@ -90,6 +93,18 @@ def within_region(
     return (start >= np.pi / 2) & (start + np.asarray(turn) <= 3 * np.pi / 2)
 
 
+def kept_bounds(
+    angle: Float[np.ndarray, "..."], turn: Float[np.ndarray, "..."]
+) -> dict[str, Bool[np.ndarray, "..."]]:
+    """Whether each of `BOUNDS` is kept, by name; arguments as for `within_region`."""
+    return {
+        "half_cycle": within_half_cycle(turn),
+        "partial_cycle": within_partial_cycle(turn),
+        "angle": within_angle(angle),
+        "region": within_region(angle, turn),
+    }
+
+
 @dataclass(frozen=True)
 class BoundShare:
     """How many strong offset features keep one bound.
@@ -102,7 +117,7 @@ class BoundShare:
         p_binomial: Exact binomial p-value, features taken as independent draws at the base rate.
             They are not; it is there for comparison.
         n_distinct: Number of distinct (layer, key head, pair) among the features.
-        within_distinct: Those of them with a feature within the bound in every of its heads.
+        within_distinct: Those of them that are within it in all heads in which they are features.
         p_binomial_distinct: Exact binomial p-value of these counts.
         p_value: Permutation p-value clustered by layer: each layer's pairs are shuffled, the same
             way in all of its heads, and the share is counted again. Layers are taken as
@@ -297,12 +312,7 @@ def _judge(
         context=length,
         is_strong=is_feature & (np.nan_to_num(entry.amplitude) > strong),
         turn=turn,
-        within={
-            "half_cycle": within_half_cycle(turn),
-            "partial_cycle": within_partial_cycle(turn),
-            "angle": within_angle(angle),
-            "region": within_region(angle, turn),
-        },
+        within=kept_bounds(angle, turn),
     )
 
 

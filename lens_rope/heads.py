@@ -16,7 +16,9 @@ from lens_rope.offset_shares import PARTS, OffsetShares, layer_offset_shares, me
 from lens_rope.offsets import layer_offsets
 from lens_rope.patterns import (
     BASE_FACTOR,
+    CONTENT_THRESHOLD,
     MASS_THRESHOLD,
+    UNIFORM_THRESHOLD,
     HeadPattern,
     LayerPatterns,
     TargetShare,
@@ -297,7 +299,11 @@ def rule() -> str:
     return (
         f"A head is named after what gets more than {MASS_THRESHOLD:.0%} of the attention of the "
         f"queries that have it, and at least {BASE_FACTOR:g} times what uniform attention would "
-        f"give it; a sink counts above {SINK_THRESHOLD:.0%}"
+        f"give it. It is a sink head above a sink share of {SINK_THRESHOLD:.0%}, uniform from a "
+        f"normalised entropy of {UNIFORM_THRESHOLD:g} on, and a content head when at least "
+        f"{CONTENT_THRESHOLD:.0%} of its score variance is not offset·offset and the scores that a "
+        f"query gives to two keys with the same token have a correlation of at least "
+        f"{CONTENT_THRESHOLD:g}"
     )
 
 

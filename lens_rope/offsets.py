@@ -38,7 +38,7 @@ CONSTANCY = 0.8
 RELATIVE = 2.0
 """An offset feature, and an outlier, has at least this relative magnitude."""
 
-MIN_TOKENS = 32
+MIN_OFFSET_TOKENS = 32
 """With fewer tokens a mean is not an offset: random directions alone give high constancy."""
 
 
@@ -74,8 +74,6 @@ class SideOffsets:
         """`[head, pair]` Mean length over the median of the head's pairs, dimensionless."""
         if not self.magnitude.size:
             return self.magnitude  # numpy warns of medians of nothing
-        if not self.magnitude.size:
-            return self.magnitude
         with np.errstate(invalid="ignore", divide="ignore"):
             return self.magnitude / np.median(self.magnitude, axis=1, keepdims=True)
 
@@ -118,7 +116,7 @@ class LayerOffsets:
     @property
     def is_known(self) -> bool:
         """Whether there are enough tokens for offsets."""
-        return self.n_tokens >= MIN_TOKENS
+        return self.n_tokens >= MIN_OFFSET_TOKENS
 
     @property
     def amplitude(self) -> Float[np.ndarray, "head pair"]:
@@ -375,7 +373,7 @@ def offset_notes(layers: Sequence[LayerOffsets]) -> tuple[str, ...]:
         return ()
     fewest = min(entry.n_tokens for entry in layers)
     return (
-        f"Offsets are left out where fewer than {MIN_TOKENS} tokens can be analysed (here "
+        f"Offsets are left out where fewer than {MIN_OFFSET_TOKENS} tokens can be analysed (here "
         f"{fewest}, first tokens and sinks not counted); give a longer prompt.",
     )
 

@@ -1,8 +1,8 @@
 """What each head does, by name: sink, previous token, induction, ..., and the pairs behind it.
 
-A head is named by where its attention goes, measured against the base rate of uniform attention
-and a stated threshold; nothing is named that does not clear both. What the head is named after is
-also the target whose advantage is split over pairs (see `advantage`).
+A head is named by where its attention goes, against a stated threshold and, for targets, the base
+rate of uniform attention; nothing is named that does not clear them. What the head is named after
+is also the target whose advantage is split over pairs (see `advantage`).
 """
 
 from __future__ import annotations

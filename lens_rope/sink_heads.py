@@ -7,6 +7,7 @@ a pair tells whether the sink needs it; the median over the other pairs is the c
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -52,7 +53,9 @@ class SinkHead:
         position: Position of the sink, the strongest key; over several prompts the one with the
             largest token-weighted share.
         same_position: Whether the sink is there in all of these prompts.
-        share: Sink share of the sink.
+        share: Sink share of the sink, over the prompts in which the head has one. What removal does
+            is measured there, so this is what to compare it with.
+        share_of_all: The head's sink share over all prompts.
         n_prompts: Number of prompts in which the head has a sink.
         n_queries: Number of queries that see the sink.
         advantage: Advantage of the sink, by pair.
@@ -67,6 +70,7 @@ class SinkHead:
     position: int
     same_position: bool
     share: float
+    share_of_all: float
     n_prompts: int
     n_queries: int
     advantage: Advantage
@@ -138,6 +142,7 @@ def _sink_head(record: LayerCapture, head: int, position: int, share: float) -> 
         position=position,
         same_position=True,
         share=float(share),
+        share_of_all=float(share),
         n_prompts=1,
         n_queries=len(target.queries) + 1,
         advantage=gained,
@@ -171,6 +176,7 @@ def merge_sink_heads(heads: Iterable[SinkHead]) -> SinkHead:
         position=position,
         same_position=all(e.same_position and e.position == position for e in heads),
         share=float(mean("share")[0]),
+        share_of_all=float(mean("share_of_all")[0]),
         n_prompts=sum(entry.n_prompts for entry in heads),
         n_queries=sum(weights),
         advantage=merge_advantages(entry.advantage for entry in heads),
@@ -191,7 +197,9 @@ def merge_sinks(sinks: Iterable[SinkHead], shares: HeadShares) -> tuple[SinkHead
     for sink in sinks:
         found.setdefault(sink.head, []).append(sink)
     return tuple(
-        merge_sink_heads(found[head])
+        dataclasses.replace(
+            merge_sink_heads(found[head]), share_of_all=float(shares.sink_share[head])
+        )
         for head in sorted(found)
         if shares.sink_share[head] > SINK_THRESHOLD
     )
@@ -216,7 +224,7 @@ def sentence(sink: SinkHead, where: str | None = None) -> str:
     ways = sorted(((push, "pushing the other keys down"), (lift, "lifting the sink")), reverse=True)
     (more, how), (less, _) = ways
     if more <= 0:
-        how = "none of its parts in favour"
+        how = "neither lifting the sink nor pushing the other keys down"
     elif less > 0.5 * more:
         how = "lifting the sink and pushing the other keys down"
     pass_through = (
@@ -224,6 +232,7 @@ def sentence(sink: SinkHead, where: str | None = None) -> str:
     )
     effect = (
         "falls to" if sink.share_without_best < sink.share / 2
+        else "rises to" if sink.share_without_best > 1.1 * sink.share
         else "stays at" if sink.share_without_best >= 0.9 * sink.share
         else "goes to"
     )  # fmt: skip
@@ -334,7 +343,7 @@ def explain_sinks(capture: RotaryCapture) -> SinkExplanation:
             shares.setdefault(layer, []).append(of_heads)
             sinks.setdefault(layer, []).extend(layer_sinks(record, attention, of_heads))
     weights = [len(prompt) for prompt in capture.prompts]
-    merged = {layer: merge_shares(shares[layer]) for layer in capture.layer_indices}
+    merged = {layer: merge_shares(_long(shares[layer])) for layer in capture.layer_indices}
     return SinkExplanation(
         model=capture.model,
         prompts=capture.prompts,
@@ -348,6 +357,11 @@ def explain_sinks(capture: RotaryCapture) -> SinkExplanation:
         learned={layer: exact_mean(learned[layer], weights) for layer in capture.layer_indices},
         notes=sink_notes([len(prompt) for prompt in capture.prompts]),
     )
+
+
+def _long(shares: list[HeadShares]) -> list[HeadShares]:
+    """Those of prompts that can tell sinks, or all where there are none."""
+    return [entry for entry in shares if entry.n_tokens >= MIN_TOKENS] or shares
 
 
 def sink_notes(n_tokens: Sequence[int]) -> tuple[str, ...]:

@@ -7,9 +7,13 @@ import math
 
 def percent(share: float) -> str:
     """A share as a percentage that says 0% or 100% only where it is exactly that."""
+    if math.isnan(share):
+        return "no value"
+    if share < 0:
+        return "under 0%" if f"{share:.0%}" == "-0%" else f"{share:.0%}"
     if share in (0, 1) or f"{share:.0%}" not in ("0%", "100%"):
         return f"{share:.0%}"
-    if abs(share) < 0.0005:
+    if share < 0.0005:
         return "under 0.1%"
     return "over 99.9%" if f"{share:.1%}" == "100.0%" else f"{share:.1%}"
 
@@ -21,7 +25,7 @@ def number(value: float) -> str:
     if value == 0:
         return "0"
     size = abs(value)
-    if size >= 1000:
+    if size >= 999.5:
         return f"{value:,.0f}" if size < 1e7 else f"{value:.2e}"
     if size < 1e-3:
         return f"{value:.1e}"

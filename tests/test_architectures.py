@@ -565,3 +565,12 @@ def test_window_is_that_of_the_layer_where_the_module_names_one_for_all(n_tokens
     layers = capture(bridge, zoo.tokens(n_tokens)).rope().layers
     assert [rope.window for rope in layers] == [16, 16, 16, None]
     assert [rope.n_pairs for rope in layers] == [8, 8, 8, 0]
+
+
+@pytest.mark.parametrize("n_tokens", [2, 4])
+@pytest.mark.parametrize("name", ["qwen3", "gemma3", "stablelm-qk-norm"])
+def test_as_many_tokens_as_heads(name, n_tokens):
+    """The layout of a normalised query is told by its hook: its shape is the same either way."""
+    model = zoo.bridge(name)
+    assert n_tokens in (model.cfg.n_heads, model.cfg.n_key_value_heads or model.cfg.n_heads, 2)
+    assert capture(model, zoo.tokens(n_tokens)).max_relative_error < 1e-5

@@ -114,3 +114,11 @@ def test_shares_are_those_of_the_attention():
         np.testing.assert_array_equal(getattr(shares, name), getattr(again, name))
     assert shares.sink_position[0] == 5 and shares.n_tokens == 80
     assert shares.sink_share[0] == attention.received[0, 5] > 0.9
+
+
+def test_rows_that_a_learned_sink_takes_whole_are_left_out():
+    record = planted.random_record(12, sinks=(1e4, 0.0))
+    attention = read_attention(record)
+    assert attention.learned[0] == 1.0
+    assert np.isnan(attention.entropy[0]) and attention.attended[0].n_queries == 0
+    assert np.isfinite(attention.entropy[1]) and attention.attended[1].n_queries == 11

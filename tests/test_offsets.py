@@ -12,7 +12,7 @@ from lens_rope.attention import read_attention
 from lens_rope.errors import InputError
 from lens_rope.offset_shares import offset_and_content
 from lens_rope.offsets import (
-    MIN_TOKENS,
+    MIN_OFFSET_TOKENS,
     layer_offsets,
     merge_offsets,
     offset_features,
@@ -150,7 +150,7 @@ def test_merge_refuses_what_does_not_belong_together():
         merge_offsets([])
 
 
-@pytest.mark.parametrize("n_pos", [1, 2, MIN_TOKENS])
+@pytest.mark.parametrize("n_pos", [1, 2, MIN_OFFSET_TOKENS])
 def test_too_few_tokens_have_no_offset(n_pos):
     features = offset_features(planted.make_capture(planted.random_record(n_pos, offset=9.0)))
     entry = features.layers[0]

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import zoo
+from planted import named_heads, planted_capture, sink_by_push
 from report_fixtures import HOSTILE, random_capture, report_data, rope, with_pairs
 
 import lens_rope.reporting.gather as gather_module
@@ -27,6 +28,7 @@ from lens_rope.reporting.findings import findings, notes
 from lens_rope.reporting.gallery import PER_REASON, RULE_ASKED, build_gallery
 from lens_rope.reporting.page import render, render_index
 from lens_rope.reporting.sample import sample_text
+from lens_rope.reporting.schema import to_dict
 from lens_rope.reporting.tables import tables
 from lens_rope.reporting.write import MARKER, check_folder, read_markers, write_index
 from lens_rope.sinks import head_shares, merge_shares
@@ -299,19 +301,21 @@ def test_the_gallery_is_about_the_first_prompt_alone(model, done):
 
 
 def test_a_pair_that_others_work_against_does_not_carry_a_head():
-    ropes = (rope(0), rope(1))
+    ropes, long = (rope(0), rope(1)), 64  # tokens; less is too short to say so
     # Pair 0 has 1 / (1 - 0.8) = 500% of the variance, pair 1 -400%.
-    qk = with_pairs(random_capture(ropes), 0, (1.0, -0.8))
+    qk = with_pairs(random_capture(ropes, long), 0, (1.0, -0.8))
     assert decompose(qk, 0, 0).by_pair().share.max() == pytest.approx(5)
     singles = [h for h in _gallery(qk)[0] if h.reasons[0].startswith("one pair")]
     assert [head.layer for head in singles] == [1]
     assert not any("One frequency" in f for f in report_data(qk, heads=((0, 0),)).findings)
     # 60% is a lot, 25% is not.
-    carried = report_data(with_pairs(random_capture(ropes), 0, (0.2, 0.6, 0.2)), heads=((0, 0),))
+    carried = report_data(
+        with_pairs(random_capture(ropes, long), 0, (0.2, 0.6, 0.2)), heads=((0, 0),)
+    )
     sentence = next(f for f in carried.findings if "One frequency" in f)
     assert "among the heads shown, it is clearest in layer 0 head 0, where pair 1 " in sentence
     assert "accounts for 60% of the variance of its scores within a query on a prompt;" in sentence
-    spread = report_data(with_pairs(random_capture(ropes), 0, (0.25,) * 4), heads=((0, 0),))
+    spread = report_data(with_pairs(random_capture(ropes, long), 0, (0.25,) * 4), heads=((0, 0),))
     assert not any("One frequency" in f for f in spread.findings)
 
 
@@ -413,10 +417,10 @@ def test_findings_follow_the_sinks(done):
 
 def test_short_prompts_have_no_sinks_and_no_previous_token_heads(done):
     text = "\n".join(done.data.findings)
+    uniform = np.mean(1 / np.arange(1, 27))
     assert (
         "Attention sinks: prompts of 26 tokens are too short to tell sinks, because uniform "
-        f"attention alone would give the first key {done.data.uniform_share:.0%}; give at least 64 "
-        "tokens."
+        f"attention alone would give the first key {uniform:.0%}; give at least 64 tokens."
     ) in text
     assert 0.1 < done.data.uniform_share < 0.16
     assert "previous" not in text
@@ -432,6 +436,50 @@ def test_short_prompts_have_no_sinks_and_no_previous_token_heads(done):
     assert not any("too short" in f for f in findings(long))
     assert any("previous-token head" in f for f in findings(long))
     assert "too short to tell" not in render(dataclasses.replace(long, findings=()))
+
+
+def planted_report(*prompts, **kept):
+    """A report on planted heads, without a model."""
+    return report_data(planted_capture(*prompts), **kept)
+
+
+def test_findings_on_planted_heads_follow_the_numbers():
+    data = planted_report(list(named_heads(96).values()))
+    text = "\n".join(data.findings)
+    sink = data.sinks[0]
+    assert (sink.head, sink.best_pair, sink.is_collapsed) == (0, 7, True)
+    assert "One pair makes most sinks: without the contributions of their best pair, " in text
+    counts = {name: sum(h.pattern == name for h in data.heads) for name in named_heads(96)}
+    for name, count in counts.items():
+        assert f"{count} {name}" in text
+    shown = re.sub(r"<(script|style).*?</\1>", "", render(data), flags=re.DOTALL)
+    assert not re.search(r"\bnan\b", shown)
+    content = to_dict(data)
+    (entry,) = [s for s in content["sinks"]["heads"] if s["head"] == 0]
+    assert entry["frequencies"][0]["frequency"] == 7
+    assert entry["frequencies"][0]["share_after_removal"] < 0.1 < entry["control_share"]
+
+
+def test_sinks_that_no_single_pair_makes_are_not_said_to_be_made_by_one():
+    data = planted_report([sink_by_push(96, 0)])
+    sink = dataclasses.replace(data.sinks[0], share_without=np.full(8, 0.9))
+    layer = dataclasses.replace(data.layers[0], sinks=(sink,))
+    text = "\n".join(findings(dataclasses.replace(data, layers=(layer,))))
+    assert (
+        "Sinks without one pair: without the contributions of their best pair, 0 of 1 sink " in text
+    )
+    assert "One pair makes" not in text
+
+
+def test_a_report_of_a_long_and_a_short_prompt_marks_no_sinks():
+    plants = [sink_by_push(96, 0)], [sink_by_push(20, 0)]
+    qk = planted_capture(*plants)
+    one = report_data(dataclasses.replace(qk, prompts=qk.prompts[:1], records=qk.records[:1]))
+    assert [sink.head for sink in one.sinks] == [0]
+    short = dataclasses.replace(one.prompts[0], n_tokens=20)
+    both = dataclasses.replace(one, prompts=(one.prompts[0], short))
+    assert both.sinks == ()
+    assert "What makes them" not in render(both)
 
 
 def test_a_pattern_alone_verifies_scores_up_to_a_constant(done):

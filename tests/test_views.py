@@ -395,7 +395,8 @@ def test_numbers(value, text):
 @pytest.mark.parametrize(
     ("share", "text"),
     [(0, "0%"), (1e-5, "under 0.1%"), (0.004, "0.4%"), (0.5, "50%"), (0.996, "99.6%"),
-     (0.9999, "over 99.9%"), (1, "100%")],
+     (0.9999, "over 99.9%"), (1, "100%"), (-0.001, "under 0%"), (-0.12, "-12%"),
+     (float("nan"), "no value")],
 )  # fmt: skip
 def test_percent_never_rounds_to_all_or_nothing(share, text):
     assert percent(share) == text

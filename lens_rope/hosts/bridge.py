@@ -171,7 +171,7 @@ class BridgeHost(Host):
             if key is None:
                 raise self._refusal(layer, f"its hook_{side} did not fire")
             value, rotated = seen[key][0], seen.get(f"hook_rot_{side}")
-            before.append(self._heads_last(value, rotated))
+            before.append(self._heads_last(key, value, rotated))
             layout = "flat" if value.ndim == 2 else "pos head"
             before_at.append(EditPoint(f"blocks.{layer}.attn.{key}", False, layout))
         clip = getattr(getattr(attn, "config", None), "clip_qkv", None)
@@ -188,14 +188,14 @@ class BridgeHost(Host):
         )
         return _QueriesAndKeys("hook_rot", q, k, 0, sample, edit_at)
 
-    def _heads_last(self, value: Tensor, rotated: Tensor | None) -> Tensor:
+    def _heads_last(self, key: str, value: Tensor, rotated: Tensor | None) -> Tensor:
         """`[pos, head, d_head]` from any of the layouts that the hooks before rotation have."""
         if value.ndim == 2:
             d_head = self.model.cfg.d_head if rotated is None else rotated.shape[-1]
             return value.unflatten(-1, (-1, d_head))
-        # Normalised per head, the host holds them as [head, pos, d_head].
-        is_head_first = rotated is not None and value.shape != rotated.shape[1:]
-        return value.transpose(0, 1) if is_head_first else value
+        # Normalised per head, the host holds them as [head, pos, d_head]. The hook tells, not the
+        # shape: there may be as many positions as heads.
+        return value.transpose(0, 1) if key.endswith("_normed") else value
 
     def _read_latent(self, layer: int, attn: Any, seen: dict[str, Tensor]) -> _QueriesAndKeys:
         """Multi-head latent attention: only the last components of a head are rotated."""

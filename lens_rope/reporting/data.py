@@ -145,7 +145,9 @@ class ReportData:
 
     @property
     def sinks(self) -> tuple[SinkHead, ...]:
-        """The sink heads, in order of layer and head."""
+        """The sink heads, in order of layer and head; none where a prompt is too short to tell."""
+        if self.is_too_short_for_sinks:
+            return ()
         return tuple(sink for entry in self.layers for sink in entry.sinks)
 
     def sink_heads_by_shares(self) -> tuple[SinkHead, ...]:
@@ -175,8 +177,13 @@ class ReportData:
         return max(entry.uniform_share for entry in self.shares)
 
     @property
+    def shortest_prompt(self) -> int:
+        """Number of tokens of the shortest prompt."""
+        return min(prompt.n_tokens for prompt in self.prompts)
+
+    @property
     def is_too_short_for_sinks(self) -> bool:
         """Whether a prompt is so short that uniform attention alone makes high sink shares."""
         from lens_rope.sinks import MIN_TOKENS  # here: it needs torch
 
-        return min(prompt.n_tokens for prompt in self.prompts) < MIN_TOKENS
+        return self.shortest_prompt < MIN_TOKENS

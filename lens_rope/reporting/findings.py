@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lens_rope.bounds import BANDS, NOTHING_STRONG, PERMUTATIONS, band
+from lens_rope.bounds import BANDS, NOTHING_STRONG, SMALLEST_P, band
 from lens_rope.patterns import PATTERNS
 from lens_rope.sink_heads import COLLAPSED
 from lens_rope.sinks import MIN_TOKENS
@@ -17,9 +17,6 @@ from lens_rope.words import number, percent
 
 if TYPE_CHECKING:
     from lens_rope.reporting.data import ReportData
-
-SMALLEST_P = 1 / (PERMUTATIONS + 1)
-"""A permutation p-value cannot be smaller, so it is a bound where it is this small."""
 
 SINGLE_THRESHOLD = 0.3
 """A pair is said to carry a head from this share of its score variance on."""
@@ -72,7 +69,9 @@ def notes(data: ReportData) -> tuple[str, ...]:
     if not data.same_rope:
         out.append(
             "The rotation depends on the length of the prompt and differs between prompts; "
-            "frequencies are those of the first prompt, and usage is added up by pair index."
+            "frequencies are those of the first prompt. Usage, sinks, heads and metrics are added "
+            "up by pair index over all prompts; offsets, bounds and key spectra are of the prompts "
+            "that are rotated like the first."
         )
     read = [rope.layer for rope in data.rope.layers]
     if len(read) < data.model.n_layers:
@@ -83,9 +82,9 @@ def notes(data: ReportData) -> tuple[str, ...]:
     if unread:
         spectrum = data.spectra[0].pre
         out.append(
-            f"{spectrum.n_tokens} tokens do not fill the {len(spectrum.eigenvalues)} components of "
-            "a layer's keys, so ranks and the share of eigenvalues near zero are left out; give "
-            "more text."
+            f"{_count(spectrum.n_tokens, 'token')} cannot fill the {len(spectrum.eigenvalues)} "
+            "components of a layer's keys, so ranks and the share of eigenvalues near zero are "
+            "left out; give more text."
         )
     if data.tolerance > 1e-4:
         out.append(
@@ -122,7 +121,7 @@ def _partial_cycles(data: ReportData) -> str:
     query, key = (_partial_share(data, side) for side in ("query", "key"))
     if query is None or key is None:
         return ""
-    contrast = "but" if min(query, key) > partial / pairs else "and"
+    contrast = "but" if min(query, key) > 1.2 * partial / pairs else "and"
     return (
         "Partial cycles, the pairs too slow to turn once over the context, are "
         f"{percent(partial / pairs)} of all pairs {contrast} hold {percent(query)} of query "
@@ -164,11 +163,12 @@ def _outlier(data: ReportData) -> str:
 
 
 def _too_short(data: ReportData) -> str:
-    shortest = min(prompt.n_tokens for prompt in data.prompts)
+    n = data.shortest_prompt
+    uniform = sum(1 / seen for seen in range(1, n + 1)) / n
     return (
-        f"Attention sinks: prompts of {_count(shortest, 'token')} are too short to tell sinks, "
-        f"because uniform attention alone would give the first key {percent(data.uniform_share)}; "
-        f"give at least {MIN_TOKENS} tokens."
+        f"Attention sinks: prompts of {_count(n, 'token')} are too short to tell sinks, because "
+        f"uniform attention alone would give the first key {percent(uniform)}; give at least "
+        f"{MIN_TOKENS} tokens."
     )
 
 
@@ -228,20 +228,34 @@ def _makers(data: ReportData) -> str:
     )
     total = sum(rope.n_pairs for rope in data.rope.layers)
     base = sum(band(c) == most for rope in data.rope.layers for c in rope.cycles) / total
-    collapsed = sum(sink.is_collapsed for sink in sinks) / len(sinks)
-    standing = sum(sink.is_control_standing for sink in sinks) / len(sinks)
-    more = sum(
+    collapsed = sum(sink.is_collapsed for sink in sinks)
+    compared = [sink for sink in sinks if np.isfinite(sink.control_share)]
+    standing = sum(sink.is_control_standing for sink in compared)
+    pushing = sum(
         sink.advantage.push[sink.best_pair] > sink.advantage.lift[sink.best_pair] for sink in sinks
     )
-    return (
-        f"What makes a sink: without the contributions of its best pair, "
-        f"{percent(collapsed)} of {_count(len(sinks), 'sink head')} fall below a sink share of "
-        f"{percent(COLLAPSED)}; without another pair (the median over the others), "
-        f"{percent(standing)} keep more than half of theirs. The best pair is most often "
-        f"{'below half a cycle' if most == 'below half a cycle' else f'in the band “{most}”'} "
-        f"({times} of {len(sinks)} heads; {percent(base)} of all pairs are): {often}. In "
-        f"{more} heads it acts more by pushing the other keys down than by lifting the sink."
+    lead = "One pair makes most sinks" if collapsed > len(sinks) / 2 else "Sinks without one pair"
+    control = (
+        f"; without another pair (the median over the others), {standing} of {len(compared)} keep "
+        "more than half of theirs"
+        if compared
+        else ""
     )
+    return (
+        f"{lead}: without the contributions of their best pair, {collapsed} of "
+        f"{_count(len(sinks), 'sink head')} ({percent(collapsed / len(sinks))}) fall below a sink "
+        f"share of {percent(COLLAPSED)}{control}. The best pair is most often "
+        f"{_BAND_PHRASE[most]} ({times} of {len(sinks)}; {percent(base)} of all pairs are): "
+        f"{often}. It pushes the other keys down more than it lifts the sink in {pushing} of "
+        f"{len(sinks)}."
+    )
+
+
+_BAND_PHRASE = {
+    "full cycles": "one of full cycles",
+    "partial cycle": "a partial cycle of more than half a turn",
+    "below half a cycle": "below half a cycle",
+}
 
 
 def _intervention(data: ReportData) -> str:
@@ -251,14 +265,19 @@ def _intervention(data: ReportData) -> str:
         return ""
     collapse = done.collapsed()
     low, high = min(done.loss_controls), max(done.loss_controls)
-    controls = f"{low:.2f}" if len(done.loss_controls) == 1 else f"{low:.2f} to {high:.2f}"
+    controls = f"{low:.2f}" if f"{low:.2f}" == f"{high:.2f}" else f"{low:.2f} to {high:.2f}"
+    fallen, control_fallen = "", ""
+    if collapse.n_heads:
+        fallen = (
+            f", and {percent(collapse.collapsed)} of {_count(collapse.n_heads, 'sink')} fall below "
+            f"{percent(collapse.below)}"
+        )
+        control_fallen = f", and {percent(collapse.control_collapsed)} of the sinks fall"
     return (
         f"In the running model: with the best pair of {_count(len(done.heads), 'sink head')} "
         f"removed from the queries, the loss on {done.prompts[0]} goes from {done.loss_before:.2f} "
-        f"to {done.loss_after:.2f} nats per token, and {percent(collapse.collapsed)} of the sinks "
-        f"fall below {percent(collapse.below)}; with as many random other pairs removed the loss "
-        f"is {controls} ({_count(len(done.loss_controls), 'draw')}), and "
-        f"{percent(collapse.control_collapsed)} of the sinks fall."
+        f"to {done.loss_after:.2f} nats per token{fallen}; with as many random other pairs removed "
+        f"the loss is {controls} ({_count(len(done.loss_controls), 'draw')}){control_fallen}."
     )
 
 
@@ -299,8 +318,9 @@ def _bounds(data: ReportData) -> str:
         "each layer's pairs"
     )
     return (
-        f"Offset features: {half.n} have an amplitude above {check.strong:g} score units "
-        f"({half.n_distinct} distinct pairs of key heads); {percent(half.share)} turn at most half "
+        f"Offset features: {_count(half.n, 'pair')} of heads with an amplitude above "
+        f"{check.strong:g} score units ({half.n_distinct} distinct by key head); "
+        f"{percent(half.share)} turn at most half "
         f"a cycle over the context ({percent(half.base_rate)} of all pairs do; {chance}), "
         f"{percent(angle.share)} hold query and key at least a right angle apart "
         f"({percent(angle.base_rate)} do), and {half.n - region.within} break the bound that the "
@@ -341,13 +361,16 @@ def _single_pair(data: ReportData) -> str:
 
     Shares are signed and sum to 1: a share above 1 means that other pairs work against this one.
     """
+    if data.is_too_short_for_sinks:
+        return ""
     best: tuple[float, int, int, int] | None = None
     for head in data.gallery:
         share = np.asarray(head.by_pair.share, dtype=np.float64)
         if not share.size or not np.isfinite(share).any():
             continue
         pair = int(np.nanargmax(share))
-        if not SINGLE_THRESHOLD <= share[pair] <= 1:
+        # Fewer pairs have larger shares each, by an even spread alone.
+        if not max(SINGLE_THRESHOLD, 2 / share.size) <= share[pair] <= 1:
             continue
         if best is None or share[pair] > best[0]:
             best = (float(share[pair]), head.layer, head.head, pair)

@@ -36,6 +36,7 @@ from lens_rope.reporting.data import PromptSummary, ReportData
 from lens_rope.reporting.findings import findings, notes
 from lens_rope.reporting.gallery import build_gallery
 from lens_rope.reporting.sample import SAMPLE_NAME, sample_text
+from lens_rope.sink_heads import SinkHead
 from lens_rope.sinks import SINK_THRESHOLD
 from lens_rope.spectrum import (
     KeyMoments,
@@ -131,10 +132,11 @@ def gather(
         progress=_staged(progress, "splitting scores by pair"),
     )
     layers_read = tuple(merge(analyses[layer]) for layer in first.layer_indices)
+    sinks = [sink for layer in first.layer_indices for sink in analyses[layer][0].sinks]
     repeated, not_repeated = _repeated(model, first, _staged(progress, "repeating random tokens"))
     ablation, not_ablated = (
         _without_best_pairs(
-            model, first, layers_read, _staged(progress, "removing pairs from sink heads")
+            model, first, sinks, _staged(progress, "removing pairs from sink heads")
         )
         if interventions
         else (None, None)
@@ -192,11 +194,14 @@ def _repeated(
 def _without_best_pairs(
     model: Any,
     first: RotaryCapture,
-    layers: Sequence[LayerAnalysis],
+    sinks: Sequence[SinkHead],
     progress: Callable[[int, int], None] | None,
 ) -> tuple[AblationReport | None, str | None]:
-    """The running model without the best pair of each sink head, or why that could not be run."""
-    sinks = [sink for entry in layers for sink in entry.sinks]
+    """The running model without the best pair of each sink head, or why that could not be run.
+
+    The sinks are those on the first prompt, which is the one that is run; a prompt too short to
+    tell has none.
+    """
     pairs = {(sink.layer, sink.head): [sink.best_pair] for sink in sinks if sink.best_pair >= 0}
     if not pairs:
         return None, None
@@ -205,7 +210,7 @@ def _without_best_pairs(
     prompt = first.prompts[0]
     try:
         done = ablation_report(model, torch.tensor(prompt.token_ids), pairs, names=[prompt.name])
-    except (UnsupportedModelError, VerificationError) as error:
+    except (InputError, UnsupportedModelError, VerificationError) as error:
         return None, f"The model was not run without the best pairs: {error}."
     if progress is not None:
         progress(1, 1)

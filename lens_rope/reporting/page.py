@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
+from lens_rope.bounds import SMALLEST_P
 from lens_rope.heads import rule
 from lens_rope.offsets import CONSTANCY, RELATIVE
 from lens_rope.patterns import PATTERNS
 from lens_rope.reporting.tables import features_of
 from lens_rope.reporting.write import GENERATOR
-from lens_rope.sink_heads import COLLAPSED, CONTROL_QUERIES, EXACT_PAIRS, sentence
+from lens_rope.sink_heads import CONTROL_QUERIES, EXACT_PAIRS, sentence
 from lens_rope.spectrum import KeySpectrum
 from lens_rope.views import (
     figures,
@@ -134,7 +135,7 @@ def render(data: ReportData) -> str:
         "sink_sentences": [
             sentence(sink, data.where(sink)) for sink in data.sink_heads_by_shares()[:SENTENCES]
         ],
-        "collapsed": COLLAPSED,
+        "smallest_p": SMALLEST_P,
         "control_queries": CONTROL_QUERIES,
         "exact_pairs": EXACT_PAIRS,
         "pattern_figure": figure(pattern_figures.pattern_map(data.heads)) if long else None,

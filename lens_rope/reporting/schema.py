@@ -13,14 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lens_rope.bounds import (
-    BOUNDS,
-    PERMUTATIONS,
-    BoundsCheck,
-    within_angle,
-    within_half_cycle,
-    within_region,
-)
+from lens_rope.bounds import BOUNDS, PERMUTATIONS, BoundsCheck, kept_bounds
 from lens_rope.metrics import METRICS
 from lens_rope.offset_shares import PARTS
 from lens_rope.offsets import CONSTANCY, RELATIVE
@@ -112,23 +105,29 @@ def features_to_dict(
     layers: Iterable[LayerOffsets], constancy: float = CONSTANCY, relative: float = RELATIVE
 ) -> list[dict[str, Any]]:
     """Every offset feature of these layers, and whether it keeps the bounds."""
-    return [
-        {
-            "layer": entry.layer,
-            "head": int(head),
-            "frequency": int(pair),
-            "amplitude": value(entry.amplitude[head, pair]),
-            "angle": value(entry.angle[head, pair]),
-            "cycles": value(entry.rope.cycles[pair]),
-            "query_constancy": value(entry.query.constancy[head, pair]),
-            "key_constancy": value(entry.key.constancy[entry.kv_heads[head], pair]),
-            "within_half_cycle": bool(within_half_cycle(_turn(entry)[pair])),
-            "within_angle": bool(within_angle(entry.angle[head, pair])),
-            "within_region": bool(within_region(entry.angle[head, pair], _turn(entry)[pair])),
-        }
-        for entry in layers
-        for head, pair in np.argwhere(entry.is_feature(constancy, relative))
-    ]
+    rows = []
+    for entry in layers:
+        kept = kept_bounds(entry.angle, entry.rope.inv_freq * entry.rope.context)
+        for head, pair in np.argwhere(entry.is_feature(constancy, relative)):
+            rows.append(
+                {
+                    "layer": entry.layer,
+                    "head": int(head),
+                    "frequency": int(pair),
+                    "amplitude": value(entry.amplitude[head, pair]),
+                    "angle": value(entry.angle[head, pair]),
+                    "cycles": value(entry.rope.cycles[pair]),
+                    "query_constancy": value(entry.query.constancy[head, pair]),
+                    "key_constancy": value(entry.key.constancy[entry.kv_heads[head], pair]),
+                    **{
+                        f"within_{name}": bool(
+                            np.broadcast_to(kept[name], entry.angle.shape)[head, pair]
+                        )
+                        for name in ("half_cycle", "angle", "region")
+                    },
+                }
+            )
+    return rows
 
 
 def outliers_to_dict(table: pd.DataFrame) -> list[dict[str, Any]]:
@@ -196,7 +195,9 @@ def sink_to_dict(sink: SinkHead) -> dict[str, Any]:
         "position": sink.position,
         "same_position": sink.same_position,
         "prompts": sink.n_prompts,
-        "sink_share": value(sink.share),
+        "sink_share": value(sink.share_of_all),
+        # Over the prompts in which the head has a sink; what follows is measured there.
+        "sink_share_there": value(sink.share),
         "advantage": value(sink.advantage.total),
         "pass_through_advantage": value(sink.advantage.pass_through),
         "frequencies": [
@@ -290,11 +291,6 @@ def ablation_to_dict(done: AblationReport) -> dict[str, Any]:
             for effect in done.heads
         ],
     }  # fmt: skip
-
-
-def _turn(entry: LayerOffsets) -> np.ndarray:
-    """`[pair]` Turn over the effective context, rad."""
-    return entry.rope.inv_freq * entry.rope.context
 
 
 def rope_to_dict(spec: RopeSpec) -> list[dict[str, Any]]:

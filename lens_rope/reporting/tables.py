@@ -7,12 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from lens_rope.bounds import (
-    within_angle,
-    within_half_cycle,
-    within_partial_cycle,
-    within_region,
-)
+from lens_rope.bounds import kept_bounds
 from lens_rope.heads import head_table
 from lens_rope.metrics import METRICS
 from lens_rope.offsets import offset_table, outlier_table
@@ -104,10 +99,8 @@ def features_of(data: ReportData) -> pd.DataFrame:
     table = table.query("is_feature").drop(columns="is_feature")
     turn = table["cycles"].to_numpy() * 2 * np.pi
     angle = table["angle"].to_numpy()
-    table["within_half_cycle"] = within_half_cycle(turn)
-    table["within_partial_cycle"] = within_partial_cycle(turn)
-    table["within_angle"] = within_angle(angle)
-    table["within_region"] = within_region(angle, turn)
+    for name, kept in kept_bounds(angle, turn).items():
+        table[f"within_{name}"] = kept
     return table.sort_values(
         ["amplitude", "layer", "head", "pair"], ascending=[False, True, True, True],
         ignore_index=True,

@@ -11,6 +11,7 @@ import time
 
 import numpy as np
 import pytest
+from planted import named_heads, planted_capture
 from report_fixtures import HOSTILE, random_capture, report_data, rope
 
 from lens_rope.reporting import Report
@@ -201,8 +202,11 @@ def test_this_would_notice_an_error_and_a_request(driver, tmp_path):
 
 def test_every_figure_has_drawn(page):
     plots = find(page, ".plot")
-    # Summary, verification, curve, map, three strips, two usage, two shares, two per head.
-    assert len(plots) == 11 + 2 * 3
+    # Summary, verification, curve, map, three strips, two usage, two largest components, bounds,
+    # two shares, offset shares, two spectra, two per head; two mean components are folded away.
+    assert len(plots) == 17 + 2 * 3 + 2
+    plots = [plot for plot in plots if plot.is_displayed()]
+    assert len(plots) == 17 + 2 * 3
     background = page.execute_script("return getComputedStyle(document.body).backgroundColor")
     blank = np.array([int(x) for x in background[4:-1].split(",")])
     for plot in plots:
@@ -387,9 +391,57 @@ def test_nothing_sticks_out_at_any_width(driver, path, width):
         assert canvas.size["width"] > 0.75 * min(width, 400)
 
 
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory):
+    """A page with a head of each pattern, a sink among them."""
+    qk = planted_capture(list(named_heads(96).values()))
+    folder = Report(report_data(qk, heads=((0, 0),))).save(tmp_path_factory.mktemp("out") / "named")
+    return folder / "report.html"
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1400, False), (1400, True), (360, False)])
+def test_sinks_and_patterns_are_drawn(driver, planted, width, dark):
+    page = open_page(driver, planted, width=width, dark=dark)
+    assert errors(page) == []
+    assert requests(page) == [planted.as_uri()]
+    assert page.execute_script("return document.documentElement.scrollWidth") <= width
+    labels = [
+        plot.get_attribute("aria-label") for plot in find(page, "#attention .plot, #heads .plot")
+    ]
+    assert len(labels) == 6
+    background = page.execute_script("return getComputedStyle(document.body).backgroundColor")
+    blank = np.array([int(x) for x in background[4:-1].split(",")])
+    for plot in find(page, "#attention .plot, #heads .plot, #keys .plot, #offsets > figure .plot"):
+        inked = (np.abs(pixels(page, plot) - blank).sum(axis=2) > 60).mean()
+        assert inked > 0.004, f"{plot.get_attribute('aria-label')}: {inked:.2%} is drawn"
+    legend = page.execute_script(
+        "return [...document.querySelectorAll('#heads .legendtext')].map(e => e.textContent)"
+    )
+    assert [name for name in named_heads(96) if not any(name in text for text in legend)] == []
+
+
+def test_folded_figures_draw_when_they_are_opened(driver, planted):
+    page = open_page(driver, planted)
+    page.shows = None
+    page.execute_script("document.querySelector('#offsets details').open = true")
+    wait_for(
+        page,
+        "return [...document.querySelectorAll('#offsets details .plot')]"
+        ".every(e => e.querySelector('.heatmaplayer image') && e.offsetWidth > 300)",
+        True,
+    )
+    plots = find(page, "#offsets details .plot")
+    assert len(plots) == 2
+    widths = page.execute_script(
+        "return [...document.querySelectorAll('#offsets details .plot')]"
+        ".map(e => [e.offsetWidth, e.querySelector('svg.main-svg').getBoundingClientRect().width])"
+    )
+    assert all(abs(outer - inner) < 3 for outer, inner in widths)
+
+
 def test_navigation_reaches_every_section(page):
     links = find(page, "nav a")
-    assert len(links) == 7
+    assert len(links) == 10
     for link in links:
         target = link.get_attribute("href").split("#")[1]
         page.execute_script("arguments[0].click()", link)
