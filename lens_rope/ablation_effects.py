@@ -17,7 +17,7 @@ from lens_rope.errors import InputError
 from lens_rope.hosts import Host, LayerReading, host_of
 from lens_rope.hosts.editing import edits_of
 from lens_rope.sink_heads import COLLAPSED
-from lens_rope.sinks import MIN_TOKENS, SINK_THRESHOLD
+from lens_rope.sinks import MIN_TOKENS, SINK_THRESHOLD, head_shares
 from lens_rope.words import percent
 
 if TYPE_CHECKING:
@@ -304,15 +304,10 @@ def _draw(plans: dict[int, LayerPlan], how: How, generator: np.random.Generator)
 
 
 def _sink_positions(before: RotaryCapture, ablated: HeadPairs, prompt: int) -> tuple[int, ...]:
-    """`[ablated]` The key with the largest sink share, keys that few queries see left out."""
-    positions = []
-    for layer, head in ablated:
-        record = before.layer(layer, prompt=prompt)
-        seen_by = record.visible.sum(dim=0).numpy()
-        received = record.pattern(head).double().sum(dim=0).numpy() / seen_by
-        counts = seen_by >= 0.5 * seen_by.max()
-        positions.append(int(np.where(counts, received, -np.inf).argmax()))
-    return tuple(positions)
+    """`[ablated]` The key with the largest sink share, see `sinks.head_shares`."""
+    layers = dict.fromkeys(layer for layer, _ in ablated)
+    shares = {layer: head_shares(before.layer(layer, prompt=prompt)) for layer in layers}
+    return tuple(int(shares[layer].sink_position[head]) for layer, head in ablated)
 
 
 def _run(

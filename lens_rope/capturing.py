@@ -17,8 +17,9 @@ import torch
 from lens_rope.errors import InputError, PromptError, UnsupportedModelError
 from lens_rope.fit import MIN_TOKENS, fit_rope, rotated
 from lens_rope.hosts import Host, LayerReading, host_of
+from lens_rope.hosts.editing import layers_changed_after_rotation
 from lens_rope.records import LayerCapture, ModelInfo, Prompt, RotaryCapture
-from lens_rope.spec import LayerRope, RopeSpec
+from lens_rope.spec import LayerRope, RopeSpec, ranges
 from lens_rope.text import pad_token_id, starts_with_bos, token_texts, tokenize
 from lens_rope.verify import TOLERANCE, check_finite, verify
 
@@ -58,7 +59,8 @@ def capture(
         Queries and keys of every prompt and layer on the CPU, in float32.
 
     Raises:
-        InputError: A layer, mask or argument is out of range.
+        InputError: A layer, mask or argument is out of range, or `ablate_frequencies` is changing
+            one of these layers.
         PromptError: A prompt is empty, or longer than the model's context.
         UnsupportedModelError: The model has no RoPE, or cannot be read by any route.
         VerificationError: What was read does not reproduce the model's scores.
@@ -68,6 +70,13 @@ def capture(
     if context is not None and context < 1:
         raise InputError(f"context is {context}; it must be at least 1 token")
     rows = token_rows(model, prompts, attention_mask=attention_mask, prepend_bos=prepend_bos)
+    changed = sorted(layers_changed_after_rotation(model) & set(layers))
+    if changed:
+        raise InputError(
+            f"layers {ranges(changed)} are inside ablate_frequencies, which changes queries or "
+            "keys after their rotation, so what is read there could not be verified; leave these "
+            "layers out, or capture outside of it (ablation_report compares inside and outside)"
+        )
     records, done = [], 0
     named = _named(model, host, rows, names, max_tokens)
     for prompt in named:

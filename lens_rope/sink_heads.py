@@ -19,7 +19,14 @@ from lens_rope.attention import LayerAttention, read_attention
 from lens_rope.bounds import band
 from lens_rope.errors import InputError
 from lens_rope.removal import shares_without
-from lens_rope.sinks import MIN_TOKENS, SINK_THRESHOLD, HeadShares, head_shares, merge_shares
+from lens_rope.sinks import (
+    MIN_TOKENS,
+    SINK_THRESHOLD,
+    HeadShares,
+    head_shares,
+    merge_shares,
+    merged_position,
+)
 from lens_rope.targets import sink_target
 from lens_rope.usage import exact_mean
 from lens_rope.words import number, percent
@@ -161,10 +168,7 @@ def merge_sink_heads(heads: Iterable[SinkHead]) -> SinkHead:
     if len({(entry.layer, entry.head, len(entry.share_without)) for entry in heads}) != 1:
         raise InputError("only sinks of one head can be merged")
     weights = [entry.n_queries for entry in heads]
-    at: dict[int, float] = {}
-    for entry in sorted(heads, key=lambda e: (e.n_queries, e.share)):
-        at[entry.position] = at.get(entry.position, 0.0) + entry.n_queries * entry.share
-    position = min(at, key=lambda p: (-at[p], p))
+    position = merged_position((e.position, e.n_queries, e.share) for e in heads)
 
     def mean(name: str) -> Float[np.ndarray, " n"]:
         return exact_mean([np.atleast_1d(getattr(entry, name)) for entry in heads], weights)

@@ -111,13 +111,13 @@ def merge_shares(shares: Iterable[HeadShares]) -> HeadShares:
     weights = [share.n_tokens for share in shares]
     defined = [share for share in shares if share.n_tokens > 1]
     n_heads = len(shares[0].sink_share)
-    positions = []
-    for head in range(n_heads):
-        at: dict[int, float] = {}
-        for share in sorted(shares, key=lambda s: (s.n_tokens, s.sink_share[head])):
-            position = int(share.sink_position[head])
-            at[position] = at.get(position, 0.0) + share.n_tokens * share.sink_share[head]
-        positions.append(min(at, key=lambda position: (-at[position], position)))
+    positions = [
+        merged_position(
+            (int(entry.sink_position[head]), entry.n_tokens, float(entry.sink_share[head]))
+            for entry in shares
+        )
+        for head in range(n_heads)
+    ]
     return HeadShares(
         layer=shares[0].layer,
         n_tokens=sum(weights),
@@ -136,3 +136,15 @@ def merge_shares(shares: Iterable[HeadShares]) -> HeadShares:
             else np.full(n_heads, np.nan)
         ),
     )
+
+
+def merged_position(found: Iterable[tuple[int, int, float]]) -> int:
+    """The position with the largest weighted share over prompts, the earliest of equals.
+
+    Args:
+        found: (position, weight, share) of each prompt, in any order.
+    """
+    at: dict[int, float] = {}
+    for position, weight, share in sorted(found, key=lambda entry: entry[1:]):
+        at[position] = at.get(position, 0.0) + weight * share
+    return min(at, key=lambda position: (-at[position], position))

@@ -657,3 +657,14 @@ def test_report_inside_a_context_is_refused(host_model):
     refused = pytest.raises(InputError, match="inside ablate_frequencies; leave that context")
     with ablate_frequencies(host_model, {(0, 0): [1]}), refused:
         ablation_report(host_model, zoo.tokens(20), {(0, 1): [1]})
+
+
+def test_a_layer_that_is_being_changed_is_not_captured(host_model):
+    tokens = zoo.tokens(20)
+    before = capture(host_model, tokens)
+    with ablate_frequencies(host_model, {(0, 1): [0]}):
+        with pytest.raises(InputError, match="layers 0 are inside ablate_frequencies, "):
+            capture(host_model, tokens)
+        after = capture(host_model, tokens, [1])  # what the next layer makes of it
+    assert not torch.equal(after.layer(1).q, before.layer(1).q)
+    assert torch.equal(capture(host_model, tokens).layer(0).q, before.layer(0).q)

@@ -19,6 +19,7 @@ from planted import named_heads, planted_capture, sink_by_push
 from report_fixtures import HOSTILE, random_capture, report_data, rope, with_pairs
 
 import lens_rope.reporting.gather as gather_module
+from lens_rope.bounds import BOUNDS
 from lens_rope.capturing import capture, token_rows
 from lens_rope.decomposition import decompose
 from lens_rope.errors import InputError, OutputError, PromptError, VerificationError
@@ -215,7 +216,8 @@ def test_every_table_has_its_rows(done):
     frames = tables(done.data)
     assert {name: len(frame) for name, frame in frames.items() if "gallery" not in name} == {
         "prompts": 2, "verification": 2, "rope": 16, "usage": 16, "heads": 8, "head_pairs": 64,
-        "bounds": 4, "metrics": 8, "spectrum": 64, "sinks": 0, "sink_pairs": 0,
+        "bounds": 4, "bounds_by_layer": len(done.data.bounds.by_layer()), "metrics": 8,
+        "spectrum": 64, "sinks": 0, "sink_pairs": 0,
         "offset_features": sum(e.offsets.is_feature().sum() for e in done.data.layers),
         "outliers": sum(
             (side.relative_magnitude >= RELATIVE).sum()
@@ -458,6 +460,12 @@ def test_findings_on_planted_heads_follow_the_numbers():
     (entry,) = [s for s in content["sinks"]["heads"] if s["head"] == 0]
     assert entry["frequencies"][0]["frequency"] == 7
     assert entry["frequencies"][0]["share_after_removal"] < 0.1 < entry["control_share"]
+    (layer,) = content["bounds"]["layers"]
+    strong = data.bounds.table
+    assert layer == {
+        "layer": 0, "context": 128, "features": len(strong),
+        **{f"within_{name}": int(strong[f"within_{name}"].sum()) for name in BOUNDS},
+    }  # fmt: skip
 
 
 def test_sinks_that_no_single_pair_makes_are_not_said_to_be_made_by_one():

@@ -50,7 +50,7 @@ class Edit:
         self, point: EditPoint, n_heads: int, d_head: int, change: Callable[[Tensor], Tensor]
     ) -> None:
         """Changes `[batch, pos, head, d_head]` at a point by a function of the same shape."""
-        self._point = point
+        self.point = point
         self._n_heads = n_heads
         self._d_head = d_head
         self._change = change
@@ -60,7 +60,7 @@ class Edit:
 
     def install(self, model: Any) -> RemovableHandle:
         """Registers the hook; the handle removes it."""
-        return model.hook_dict[self._point.name].register_forward_hook(self)
+        return model.hook_dict[self.point.name].register_forward_hook(self)
 
     def __call__(self, module: Any, args: Any, value: Tensor) -> Tensor | None:
         """The changed value, in the layout, precision and place of the given one."""
@@ -82,14 +82,14 @@ class Edit:
         return self._change(x).repeat_interleave(copies, dim=2)
 
     def _heads_last(self, value: Tensor) -> Tensor:
-        if self._point.layout == "flat":
+        if self.point.layout == "flat":
             return value.unflatten(-1, (-1, self._d_head))
-        return value.transpose(1, 2) if self._point.layout == "head pos" else value
+        return value.transpose(1, 2) if self.point.layout == "head pos" else value
 
     def _from_heads_last(self, x: Tensor) -> Tensor:
-        if self._point.layout == "flat":
+        if self.point.layout == "flat":
             return x.flatten(-2)
-        return x.transpose(1, 2) if self._point.layout == "head pos" else x
+        return x.transpose(1, 2) if self.point.layout == "head pos" else x
 
 
 def edits_of(model: Any) -> list[Edit]:
@@ -98,6 +98,13 @@ def edits_of(model: Any) -> list[Edit]:
     return [
         hook for point in points for hook in point._forward_hooks.values() if isinstance(hook, Edit)
     ]
+
+
+def layers_changed_after_rotation(model: Any) -> frozenset[int]:
+    """Layers whose queries or keys are being changed after they are rotated."""
+    points = [edit.point for edit in edits_of(model) if edit.is_active]
+    # blocks.{layer}.attn....
+    return frozenset(int(point.name.split(".")[1]) for point in points if point.is_rotated)
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 `schema` names the version. Within a version keys are only ever added. A pair's index is its
 frequency index; a value that does not exist (nan) is null. Sections that this version of the
-package does not compute are absent, not empty.
+package does not compute are absent, not empty; `ablation` is null where no intervention was run.
 """
 
 from __future__ import annotations
@@ -164,6 +164,10 @@ def bounds_to_dict(check: BoundsCheck) -> dict[str, Any]:
             for name in BOUNDS
         },
         "distinct_features": half.n_distinct,
+        "layers": [
+            {name: int(number) for name, number in row.items()}
+            for row in check.by_layer().to_dict("records")
+        ],
         "permutations": PERMUTATIONS,
     }
 

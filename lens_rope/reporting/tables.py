@@ -28,6 +28,7 @@ def tables(data: ReportData) -> dict[str, pd.DataFrame]:
         "offset_features": features_of(data),
         "outliers": outlier_table([entry.offsets for entry in data.layers]),
         "bounds": data.bounds.to_dataframe(),
+        "bounds_by_layer": data.bounds.by_layer(),
         "sinks": sink_table(data.sinks),
         "sink_pairs": _sink_pairs(data),
         "heads": head_table(data.heads),
