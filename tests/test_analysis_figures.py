@@ -306,8 +306,19 @@ def test_columns_bear_the_numbers_of_their_pairs():
     names = features(fig, "pairs")
     assert list(names.text) == ["6", "2"]
     assert list(names.x) == pytest.approx([0.2, 30])
-    many = [(0, 0, pair, 9.0, 3.0, 0.1 * 1.2**pair) for pair in range(40)]
-    assert "pairs" not in [t.name for t in bounds_plot(checked(*many)).data]
+
+
+def test_of_pairs_that_crowd_the_strongest_is_named():
+    # Four in one place, and one apart.
+    crowd = [(0, 0, pair, 6.0 + (pair == 2), 3.0, 1.0 + 0.001 * pair) for pair in range(4)]
+    names = features(bounds_plot(checked(*crowd, (0, 0, 9, 5.5, 3.0, 0.1))), "pairs")
+    assert list(names.text) == ["9", "2"]
+    many = [(0, 0, pair, 9.0, 3.0, 0.1 * 1.2**pair) for pair in range(60)]
+    fig = bounds_plot(checked(*many))
+    named = [trace for trace in fig.data if trace.name == "pairs"]
+    low, high = fig.layout.xaxis.range
+    for trace in named:
+        assert (np.diff(np.log10(np.asarray(trace.x, float))) > 0.02 * (high - low)).all()
 
 
 def test_a_pair_that_does_not_turn_has_a_place():
@@ -340,7 +351,8 @@ def sink(layer, head, *, share=0.8, pairs=(1.0, 2.0, 9.0, 3.0), rest=0.0, rope_o
     return SinkHead(
         **{
             "layer": layer, "head": head, "rope": r, "position": 0, "same_position": True,
-            "share": share, "n_prompts": 1, "n_queries": 61, "advantage": gained,
+            "share": share, "share_of_all": share, "n_prompts": 1, "n_queries": 61,
+            "advantage": gained,
             "share_without": np.arange(len(pairs)) / 100, "share_without_two": 0.0, **changes,
         }
     )  # fmt: skip
