@@ -13,7 +13,6 @@ from test_spectrum import layered
 from lens_rope.errors import InputError
 from lens_rope.spectrum import KeySpectrum, LayerSpectrum, Spectrum, key_spectrum
 from lens_rope.views.colors import GRID, INK
-from lens_rope.views.layout import number, percent
 from lens_rope.views.spectrum_figures import (
     AFTER,
     BEFORE,
@@ -22,6 +21,7 @@ from lens_rope.views.spectrum_figures import (
     rank_curve,
     spectrum_histogram,
 )
+from lens_rope.words import number, percent
 
 
 @pytest.fixture(scope="module")

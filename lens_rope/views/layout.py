@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import plotly.graph_objects as go
 
 from lens_rope.views.colors import ACCENT, GRID, INK, MISSING, SCALES, Scale
-from lens_rope.words import number, percent  # noqa: F401
+from lens_rope.words import number
 
 if TYPE_CHECKING:
     pass

@@ -11,7 +11,8 @@ import plotly.graph_objects as go
 from lens_rope.spec import ranges
 from lens_rope.spectrum import NEAR_ZERO
 from lens_rope.views.colors import MISSING
-from lens_rope.views.layout import figure, number, percent
+from lens_rope.views.layout import figure
+from lens_rope.words import number, percent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
