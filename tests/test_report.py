@@ -27,7 +27,8 @@ from lens_rope.offsets import RELATIVE
 from lens_rope.reporting import Report, report
 from lens_rope.reporting.findings import findings, notes
 from lens_rope.reporting.gallery import PER_REASON, RULE_ASKED, build_gallery
-from lens_rope.reporting.page import render, render_index
+from lens_rope.reporting.index import render_index
+from lens_rope.reporting.page import render
 from lens_rope.reporting.sample import sample_text
 from lens_rope.reporting.schema import to_dict
 from lens_rope.reporting.tables import tables
@@ -786,7 +787,7 @@ def test_the_index_links_every_report_in_the_folder(done, tmp_path):
     done.save(tmp_path / "plain", formats=["json"])
     entries = read_markers(tmp_path)
     assert [folder for folder, _ in entries] == ["a&b", "plain"]
-    page = render_index(entries, [("broken", "no <such> model")])
+    page = render_index(tmp_path, [("broken", "no <such> model")])
     assert 'href="a%26b/report.html"' in page
     assert 'href="plain/report.json"' in page
     assert "plain/report.html" not in page
@@ -817,7 +818,7 @@ def test_a_marker_that_is_not_ours_is_passed_over(done, tmp_path, change):
     path.write_text(change)
     entries = read_markers(tmp_path)
     assert [folder for folder, _ in entries] == ["good"]
-    render_index(entries, [])
+    render_index(tmp_path)
     with pytest.raises(OutputError, match="is not a lens-rope report"):
         done.save(tmp_path / "odd")
 

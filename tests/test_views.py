@@ -24,10 +24,9 @@ from lens_rope.views.head_figures import distance_curves, pair_bars, strongest_p
 from lens_rope.views.heads import (
     MAX_WINDOW,
     attention_view,
-    circuitsvis_js,
     received_view,
-    script_json,
 )
+from lens_rope.views.libraries import circuitsvis_js, script_json
 from lens_rope.views.tokens import display_html, display_text
 from lens_rope.words import number, percent
 

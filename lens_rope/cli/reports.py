@@ -125,12 +125,11 @@ def _report_one(
 
 
 def _write_index(out: Path, failed: list[tuple[str, LensRopeError]]) -> None:
-    from lens_rope.reporting.page import render_index
+    from lens_rope.reporting.index import render_index
     from lens_rope.reporting.write import read_markers, write_index
 
-    entries = read_markers(out)
-    if entries:
-        write_index(out, render_index(entries, [(model, str(error)) for model, error in failed]))
+    if read_markers(out):
+        write_index(out, render_index(out, [(model, str(error)) for model, error in failed]))
 
 
 def folders_of(out: Path, models: list[str]) -> dict[str, Path]:

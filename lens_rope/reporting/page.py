@@ -28,11 +28,12 @@ from lens_rope.views import (
 )
 from lens_rope.views.colors import GRID, INK, SCALES
 from lens_rope.views.head_figures import MIN_COUNT, distance_curves, pair_bars
-from lens_rope.views.heads import (
-    HeadView,
-    attention_view,
+from lens_rope.views.heads import HeadView, attention_view, received_view
+from lens_rope.views.libraries import (
+    asset,
     circuitsvis_js,
-    received_view,
+    plotly_js,
+    safe_json,
     script_json,
 )
 from lens_rope.words import number, percent
@@ -87,7 +88,7 @@ def render(data: ReportData) -> str:
             layout.meta["label"],
             int(layout.height),
             # Plotly's own JSON packs arrays of numbers.
-            Markup(_safe(fig.to_json(remove_uids=True) or "{}")),
+            Markup(safe_json(fig.to_json(remove_uids=True) or "{}")),
         )
 
     def view(head_view: HeadView, label: str) -> PageView:
@@ -152,32 +153,11 @@ def render(data: ReportData) -> str:
         "gallery": [_gallery(head, figure, view) for head in data.gallery],
         "plotly_js": Markup(plotly_js()),
         "circuitsvis_js": Markup(circuitsvis_js()),
+        "figure_js": Markup(asset("figure.js")),
         "theme": Markup(script_json({"scales": SCALES, "ink": INK, "grid": GRID})),
         "min_count": MIN_COUNT,
     }
-    return _environment().get_template("report.html").render(context)
-
-
-def render_index(entries: list[tuple[str, dict[str, Any]]], failed: list[tuple[str, str]]) -> str:
-    """The page that links the reports of a folder.
-
-    Args:
-        entries: (folder, content of the marker) of each report.
-        failed: (model, what went wrong) of each model that has no report.
-    """
-    return (
-        _environment()
-        .get_template("index.html")
-        .render(entries=entries, failed=failed, generator=Markup(GENERATOR + '">'))
-    )
-
-
-@cache
-def plotly_js() -> str:
-    """Plotly's JavaScript, safe inside a script element; defines `Plotly`."""
-    from plotly.offline import get_plotlyjs
-
-    return get_plotlyjs().replace("</script", "<\\/script")
+    return environment().get_template("report.html").render(context)
 
 
 def _gallery(head: GalleryHead, figure: Any, view: Any) -> dict[str, Any]:
@@ -226,26 +206,21 @@ def _pattern_rows(data: ReportData) -> list[HeadPattern]:
     return rows
 
 
-def _safe(text: str) -> str:
-    """JSON text that is safe inside a script element; `<`, `>` and `&` occur in strings only."""
-    for char in "<>&\u2028\u2029":
-        text = text.replace(char, f"\\u{ord(char):04x}")
-    return text
-
-
 @cache
-def _environment() -> Environment:
+def environment() -> Environment:
+    """The templates of this package, with the filters that they use."""
+
     def load(name: str) -> str:
         return (
             files("lens_rope.reporting").joinpath(f"templates/{name}").read_text(encoding="utf-8")
         )
 
-    environment = Environment(
+    templates = Environment(
         loader=FunctionLoader(load),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(number=number, percent=percent)
-    return environment
+    templates.filters.update(number=number, percent=percent)
+    return templates

@@ -9,16 +9,14 @@ many views takes `circuitsvis_js()` once and mounts each `HeadView` under an id 
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from lens_rope.errors import InputError
 from lens_rope.views.colors import ACCENT, MARK
+from lens_rope.views.libraries import script_json
 from lens_rope.views.tokens import display_text
 
 if TYPE_CHECKING:
@@ -141,31 +139,6 @@ def received_view(
         stop,
         len(tokens),
     )
-
-
-def script_json(value: object) -> str:
-    """JSON that is safe inside an HTML script element, and that holds no NaN or infinity.
-
-    `</script>` in a string would end the element and `<!--` would change how it is parsed, so the
-    characters that markup is made of are written as JSON escapes, as are the two line separators
-    that JSON allows and JavaScript once did not.
-    """
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    for char in "<>&\u2028\u2029":
-        text = text.replace(char, f"\\u{ord(char):04x}")
-    return text
-
-
-@cache
-def circuitsvis_js() -> str:
-    """The JavaScript of CircuitsVis, safe inside a script element; defines `CircuitsVis`.
-
-    The only closing tag in it is inside a string literal, where the escape means the same.
-    """
-    source = files("circuitsvis").joinpath("dist/cdn/iife.js").read_text(encoding="utf-8")
-    # The source map is a separate file, which a page on its own would look for in vain.
-    code = source.partition("//# sourceMappingURL=")[0]
-    return code.replace("</script", "<\\/script").strip()
 
 
 def _window(n_tokens: int, n_positions: int, start: int, size: int) -> tuple[int, int]:

@@ -15,8 +15,7 @@ from planted import named_heads, planted_capture
 from report_fixtures import HOSTILE, random_capture, report_data, rope
 
 from lens_rope.reporting import Report
-from lens_rope.reporting.page import render_index
-from lens_rope.reporting.write import read_markers
+from lens_rope.reporting.index import render_index
 from lens_rope.views.tokens import display_text
 
 REQUIRED = os.environ.get("LENS_ROPE_REQUIRE_BROWSER") == "1" or os.environ.get("CI") == "true"
@@ -467,7 +466,7 @@ def test_no_button_leads_to_a_cloud(page):
 def test_the_index_opens(driver, path):
     folder = path.parent.parent
     index = folder / "index.html"
-    index.write_text(render_index(read_markers(folder), []), encoding="utf-8")
+    index.write_text(render_index(folder), encoding="utf-8")
     driver.get_log("browser")
     driver.shows = None
     driver.get(index.as_uri())

@@ -13,33 +13,15 @@
     toImageButtonOptions: { format: "svg", filename: "lens_rope" }
   };
 
-  function recolour(spec, mode) {
-    var layout = spec.layout;
-    layout.font.color = theme.ink[mode];
-    Object.keys(layout).forEach(function (key) {
-      if (/^[xy]axis\d*$/.test(key)) {
-        ["gridcolor", "zerolinecolor", "linecolor", "tickcolor"].forEach(function (name) {
-          layout[key][name] = theme.grid[mode];
-        });
-      }
-    });
-    Object.keys(layout.meta.scales).forEach(function (axis) {
-      layout[axis].colorscale = theme.scales[mode][layout.meta.scales[axis]];
-    });
-    spec.data.forEach(function (trace) {
-      if (trace.meta === "ink") trace.line.color = theme.ink[mode];
-    });
-    // A finger that drags over a figure wants to scroll the page.
-    if (coarse) layout.dragmode = false;
-  }
-
   var plots = Array.prototype.map.call(document.querySelectorAll("[data-plot]"), function (element) {
     return { element: element, spec: JSON.parse(document.getElementById(element.dataset.plot).textContent) };
   });
 
   function draw(mode) {
     return Promise.all(plots.map(function (plot) {
-      recolour(plot.spec, mode);
+      lensRopeRecolour(plot.spec, theme, mode);
+      // A finger that drags over a figure wants to scroll the page.
+      if (coarse) plot.spec.layout.dragmode = false;
       return Plotly.react(plot.element, plot.spec.data, plot.spec.layout, config);
     })).then(function () {
       document.documentElement.dataset.figures = mode;
