@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from lens_rope.offsets import offset_features
     from lens_rope.records import RotaryCapture
     from lens_rope.reporting import report
+    from lens_rope.reporting.comparison import compare
     from lens_rope.sink_heads import explain_sinks
     from lens_rope.spectrum import key_spectrum
+    from lens_rope.views.head_display import show_head
 
 __version__ = "0.1.0"
 
@@ -37,6 +39,7 @@ _HOME = {
     "ablate_frequencies": "lens_rope.ablation",
     "ablation_report": "lens_rope.ablation_effects",
     "capture": "lens_rope.capturing",
+    "compare": "lens_rope.reporting.comparison",
     "decompose": "lens_rope.decomposition",
     "distance_curve": "lens_rope.distance",
     "explain_heads": "lens_rope.heads",
@@ -47,6 +50,7 @@ _HOME = {
     "offset_features": "lens_rope.offsets",
     "read_rope": "lens_rope.capturing",
     "report": "lens_rope.reporting",
+    "show_head": "lens_rope.views.head_display",
 }
 
 __all__ = [
@@ -55,6 +59,7 @@ __all__ = [
     "ablate_frequencies",
     "ablation_report",
     "capture",
+    "compare",
     "decompose",
     "distance_curve",
     "explain_heads",
@@ -65,6 +70,7 @@ __all__ = [
     "offset_features",
     "read_rope",
     "report",
+    "show_head",
 ]
 
 

@@ -22,9 +22,11 @@ from lens_rope.words import percent
 
 if TYPE_CHECKING:
     import pandas as pd
+    import plotly.graph_objects as go
     from jaxtyping import Float, Int
 
     from lens_rope.records import LayerCapture, RotaryCapture
+    from lens_rope.views.ablation_figures import Attention
 
 HeadPairs = dict[tuple[int, int], tuple[int, ...]]
 
@@ -144,14 +146,16 @@ class AblationReport:
             table[column] = [" ".join(map(str, cell)) for cell in table[column]]
         return table
 
-    def summary(self) -> str:
-        """The numbers in sentences."""
+    def sentences(self) -> tuple[str, ...]:
+        """The numbers in words, without the notes."""
         n_pairs = sum(map(len, self.pairs.values()))
+        done = f"{_DONE[self.how]} {n_pairs} pairs of {len(self.pairs)} heads of {self.model}"
+        if math.isnan(self.loss_before):
+            return (f"{done}: without a next token there is no loss to compare.",)
         sentences = [
-            f"{_DONE[self.how]} {n_pairs} pairs of {len(self.pairs)} heads of {self.model} moved "
-            f"the loss from {self.loss_before:.2f} to {self.loss_after:.2f} nats/token; as many "
-            f"random other pairs, {min(self.loss_controls):.2f} to {max(self.loss_controls):.2f} "
-            f"({len(self.loss_controls)} draws)."
+            f"{done} moved the loss from {self.loss_before:.2f} to {self.loss_after:.2f} "
+            f"nats/token; as many random other pairs, {min(self.loss_controls):.2f} to "
+            f"{max(self.loss_controls):.2f} ({len(self.loss_controls)} draws)."
         ]
         sinks = self.collapsed()
         if sinks.n_heads:
@@ -160,7 +164,31 @@ class AblationReport:
                 f"a sink share of {sinks.below:g}, and {percent(sinks.control_collapsed)} with "
                 f"the random pairs ({percent(sinks.control_kept)} kept more than half of it)."
             )
-        return " ".join((*sentences, *self.notes))
+        return tuple(sentences)
+
+    def summary(self) -> str:
+        """The sentences and notes as one text."""
+        return " ".join((*self.sentences(), *self.notes))
+
+    def plot(self, attention: Attention | None = None) -> go.Figure:
+        """Loss, and attention of each ablated head, before and after and with random pairs.
+
+        Args:
+            attention: `sink` or `previous`; None takes the sink where any head has one.
+
+        Raises:
+            InputError: The attention is neither.
+        """
+        from lens_rope.views.ablation_figures import ablation_dots
+
+        return ablation_dots(self, attention=attention)
+
+    def _repr_html_(self) -> str:
+        """For a notebook: the sentences, the table, and the loss and attention."""
+        from lens_rope.views.descriptions import describe_ablation
+        from lens_rope.views.result_html import result_html
+
+        return result_html(describe_ablation(self), [self.plot()])
 
     def __repr__(self) -> str:
         """The sentences, and the table."""

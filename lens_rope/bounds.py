@@ -206,6 +206,13 @@ class BoundsCheck:
 
         return bounds_plot(self)
 
+    def _repr_html_(self) -> str:
+        """For a notebook: the shares, and every strong feature with the allowed region."""
+        from lens_rope.views.descriptions import describe_bounds
+        from lens_rope.views.result_html import result_html
+
+        return result_html(describe_bounds(self), [self.plot()])
+
     def __repr__(self) -> str:
         """The shares as a table."""
         head = f"{len(self.table)} offset features with an amplitude above {self.strong:g}"

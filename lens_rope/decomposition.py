@@ -24,6 +24,7 @@ from lens_rope.rotation import to_pairs
 from lens_rope.spec import LayerRope
 
 if TYPE_CHECKING:
+    import plotly.graph_objects as go
     from jaxtyping import Complex, Float
 
 
@@ -233,6 +234,24 @@ class HeadDecomposition:
             if not 0 <= i < n:
                 raise InputError(f"{what} {i} is out of range; there are {n}, numbered from 0")
         return wanted
+
+    def plot(self) -> go.Figure:
+        """Share of the score variance that each pair carries, see `by_pair`.
+
+        `by_distance().plot()` draws the mean score over distance, `at(query, key).plot()` one
+        score.
+        """
+        return self.by_pair().plot()
+
+    def _repr_html_(self) -> str:
+        """For a notebook: where this is from, the strongest pairs, and curves by distance."""
+        from lens_rope.views.head_descriptions import describe_decomposition
+        from lens_rope.views.head_figures import distance_curves
+        from lens_rope.views.result_html import result_html
+
+        summary = self.by_pair()
+        curves = distance_curves(self.by_distance(), summary, self.rope)
+        return result_html(describe_decomposition(self, summary), [summary.plot(), curves])
 
     def __repr__(self) -> str:
         """Where this is from."""

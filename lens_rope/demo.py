@@ -43,6 +43,11 @@ def cache_directory() -> Path:
     return Path(chosen).expanduser() if chosen else platformdirs.user_cache_path("lens-rope")
 
 
+def demo_source() -> tuple[str, str]:
+    """The package that the demo model comes in, with its version, and the file's SHA-256."""
+    return _REQUIREMENT, _SHA256
+
+
 def demo_directory() -> Path:
     """The demo model as a Hugging Face directory, fetched and converted when it is not there.
 

@@ -152,6 +152,22 @@ class DistanceCurve:
         order = np.argsort(-self.pair_range, kind="stable")
         return [int(pair) for pair in order[:n_pairs]]
 
+    def pair_table(self, n_pairs: int = 8) -> pd.DataFrame:
+        """The pairs whose contribution changes most: its range, and what it is in the prompt."""
+        import pandas as pd
+
+        chosen = self.largest_pairs(n_pairs)
+        return pd.DataFrame(
+            {
+                "pair": chosen,
+                "wavelength": self.rope.wavelength[chosen],
+                "cycles": self.rope.cycles[chosen],
+                "lowest": self.contribution[:, chosen].min(axis=0),
+                "highest": self.contribution[:, chosen].max(axis=0),
+                "in_prompt": self.actual_contribution[chosen],
+            }
+        )
+
     def to_dataframe(self) -> pd.DataFrame:
         """One row per distance: total, pass-through and a column per pair."""
         import pandas as pd
@@ -169,21 +185,16 @@ class DistanceCurve:
 
         return distance_curve_figure(self, pairs=pairs)
 
+    def _repr_html_(self) -> str:
+        """For a notebook: how the total moves, the pairs that move it most, and the curves."""
+        from lens_rope.views.head_descriptions import describe_curve
+        from lens_rope.views.result_html import result_html
+
+        return result_html(describe_curve(self), [self.plot()])
+
     def __repr__(self) -> str:
         """Where this is from, how the total moves, and the pairs that move it most."""
-        import pandas as pd
-
-        total, chosen = self.total, self.largest_pairs(8)
-        table = pd.DataFrame(
-            {
-                "pair": chosen,
-                "wavelength": self.rope.wavelength[chosen],
-                "cycles": self.rope.cycles[chosen],
-                "lowest": self.contribution[:, chosen].min(axis=0),
-                "highest": self.contribution[:, chosen].max(axis=0),
-                "in_prompt": self.actual_contribution[chosen],
-            }
-        )
+        total, table = self.total, self.pair_table()
         # The rows that the total reaches its extremes in, by distance.
         low, high = int(total.argmin()), int(total.argmax())
         lines = [
@@ -194,7 +205,7 @@ class DistanceCurve:
             f"{total[low]:.4f} at {self.distance[low]} to {total[high]:.4f} at "
             f"{self.distance[high]}, pass-through {self.pass_through:.4f}",
         ]
-        if chosen:
+        if len(table):
             lines.append(table.to_string(index=False))
         return "\n".join(lines)
 

@@ -98,6 +98,14 @@ class HeadExplanation:
 
         return pattern_map(self.heads)
 
+    def _repr_html_(self) -> str:
+        """For a notebook: how many heads have which pattern, the clearest of each, and the map."""
+        from lens_rope.views.descriptions import describe_heads
+        from lens_rope.views.result_html import CLEAREST, NOTEBOOK_ROWS, result_html
+
+        said = describe_heads(self, n_rows=NOTEBOOK_ROWS, clearest=CLEAREST)
+        return result_html(said, [self.plot()])
+
     def __repr__(self) -> str:
         """How many heads have which pattern, and the clearest of each."""
         counts = ", ".join(f"{count} {name}" for name, count in self.counts().items())

@@ -44,6 +44,7 @@ from lens_rope.spec import ranges
 
 if TYPE_CHECKING:
     import pandas as pd
+    import plotly.graph_objects as go
     from jaxtyping import Complex, Float, Int
 
     from lens_rope.attention import LayerAttention
@@ -179,14 +180,39 @@ class HeadMetrics:
             ignore_index=True,
         )
 
+    def layer_means(self) -> pd.DataFrame:
+        """One row per layer: the mean of each metric over its heads, nan left out."""
+        by_layer: Any = self.to_dataframe().drop(columns="head").groupby("layer")
+        return by_layer.mean().reset_index()
+
+    def plot(self, metric: str = "positional_sensitivity") -> go.Figure:
+        """One metric by layer and head.
+
+        Args:
+            metric: One of `METRICS`.
+
+        Raises:
+            InputError: There is no such metric.
+        """
+        from lens_rope.views.metric_figures import metric_map
+
+        return metric_map(self, metric)
+
+    def _repr_html_(self) -> str:
+        """For a notebook: means by layer, the notes, and the two metrics that only this has."""
+        from lens_rope.views.descriptions import describe_metrics
+        from lens_rope.views.result_html import result_html
+
+        maps = [self.plot(name) for name in ("positional_sensitivity", "semantic_stability")]
+        return result_html(describe_metrics(self), maps)
+
     def __repr__(self) -> str:
         """Means over the heads of each layer, then the notes and what is left out."""
-        by_layer: Any = self.to_dataframe().drop(columns="head").groupby("layer")
         prompts = "1 prompt" if self.n_prompts == 1 else f"{self.n_prompts} prompts"
         return "\n".join(
             [
                 f"HeadMetrics of {self.model} on {prompts}, mean over the heads of each layer",
-                by_layer.mean().reset_index().to_string(index=False, float_format="{:.4f}".format),
+                self.layer_means().to_string(index=False, float_format="{:.4f}".format),
                 f"share of heads with a sink at token 0: {self.first_token_sink_rate:.4f}",
                 *(f"note: {note}" for note in self.notes),
                 *(f"left out: {name}; {reason}" for name, reason in LEFT_OUT.items()),

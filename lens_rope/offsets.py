@@ -185,6 +185,21 @@ def layer_offsets(record: LayerCapture, left_out: Sequence[int] = (0,)) -> Layer
     )
 
 
+def no_offsets(like: LayerOffsets, rope: LayerRope) -> LayerOffsets:
+    """Offsets of no token at all under a rotation, which leave every merge as it is.
+
+    Args:
+        like: Offsets of the same layer, for the shapes.
+        rope: The rotation.
+    """
+
+    def side(of: SideOffsets) -> SideOffsets:
+        arrays = {name: np.full_like(value, np.nan) for name, value in vars(of).items()}
+        return SideOffsets(**arrays)
+
+    return LayerOffsets(rope, like.scale, 0, 0, side(like.query), side(like.key))
+
+
 def merge_offsets(offsets: Iterable[LayerOffsets]) -> LayerOffsets:
     """Offsets over several prompts: means weighted by tokens, whatever the order.
 
@@ -320,6 +335,13 @@ class OffsetFeatures:
         from lens_rope.views.offset_figures import component_map
 
         return component_map(self.layers, side, statistic)
+
+    def _repr_html_(self) -> str:
+        """For a notebook: how many there are, the strongest, and the map of key components."""
+        from lens_rope.views.descriptions import describe_features
+        from lens_rope.views.result_html import result_html
+
+        return result_html(describe_features(self), [self.plot()])
 
     def __repr__(self) -> str:
         """How many there are, and the strongest."""

@@ -85,6 +85,7 @@ class LayerPatterns:
         entropy: `[head]` Mean normalised entropy of attention, in [0, 1].
         targets: What each target gets, by name.
         attended: `[head]` Advantage of what the head attends to, by pair.
+        n_prompts: Number of prompts behind the numbers.
     """
 
     layer: int
@@ -92,6 +93,12 @@ class LayerPatterns:
     entropy: Float[np.ndarray, " head"]
     targets: Mapping[str, TargetShare]
     attended: tuple[Advantage, ...]
+    n_prompts: int = 1
+
+    @property
+    def n_queries(self) -> int:
+        """Number of queries that see more than one key: all but the first of each prompt."""
+        return self.n_tokens - self.n_prompts
 
 
 def pattern_targets(token_ids: Sequence[int], rope: LayerRope) -> tuple[Target, ...]:
@@ -140,8 +147,8 @@ def merge_patterns(patterns: Iterable[LayerPatterns]) -> LayerPatterns:
     patterns = list(patterns)
     if len({(entry.layer, len(entry.entropy)) for entry in patterns}) != 1:
         raise InputError("only patterns of one layer with the same heads can be merged")
-    defined = [entry for entry in patterns if entry.n_tokens > 1] or patterns[:1]
-    weights = [max(entry.n_tokens - 1, 1) for entry in defined]
+    defined = [entry for entry in patterns if entry.n_queries] or patterns[:1]
+    weights = [max(entry.n_queries, 1) for entry in defined]
     return LayerPatterns(
         layer=patterns[0].layer,
         n_tokens=sum(entry.n_tokens for entry in patterns),
@@ -151,6 +158,7 @@ def merge_patterns(patterns: Iterable[LayerPatterns]) -> LayerPatterns:
             for name in patterns[0].targets
         },
         attended=_merge_heads([entry.attended for entry in patterns]),
+        n_prompts=sum(entry.n_prompts for entry in patterns),
     )
 
 

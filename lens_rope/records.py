@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import pandas as pd
+    import plotly.graph_objects as go
     from jaxtyping import Bool, Float, Int
 
 Route = Literal["hook_rot", "hook_cos", "hook_cos_pattern"]
@@ -304,6 +305,19 @@ class RotaryCapture:
         from lens_rope.storage import load_capture
 
         return load_capture(path)
+
+    def plot(self) -> go.Figure:
+        """Error of the recomputed scores in every layer, the largest over the prompts."""
+        from lens_rope.views.metric_figures import capture_checks
+
+        return capture_checks(self)
+
+    def _repr_html_(self) -> str:
+        """For a notebook: what was read, and how exactly."""
+        from lens_rope.views.head_descriptions import describe_capture
+        from lens_rope.views.result_html import result_html
+
+        return result_html(describe_capture(self), [self.plot()])
 
     def __repr__(self) -> str:
         """Model, prompts and exactness in one line each."""

@@ -9,6 +9,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     import pandas as pd
+    import plotly.graph_objects as go
     from jaxtyping import Float, Int
 
     from lens_rope.spec import LayerRope
@@ -51,6 +52,19 @@ class ScoreBreakdown:
             }
         )
         return table.sort_values("contribution", key=np.abs, ascending=False, ignore_index=True)
+
+    def plot(self) -> go.Figure:
+        """What each pair contributes, as bars; see `views.score_figures`."""
+        from lens_rope.views.score_figures import score_bars
+
+        return score_bars(self)
+
+    def _repr_html_(self) -> str:
+        """For a notebook: the score, the largest contributions and the bars."""
+        from lens_rope.views.head_descriptions import describe_score
+        from lens_rope.views.result_html import result_html
+
+        return result_html(describe_score(self), [self.plot()])
 
     def __repr__(self) -> str:
         """The score, the pass-through and the table."""
@@ -110,6 +124,19 @@ class PairSummary:
         }
         return pd.concat([pairs, pd.DataFrame([rest])], ignore_index=True)
 
+    def plot(self) -> go.Figure:
+        """Share of the score variance that each pair carries; see `views.head_figures`."""
+        from lens_rope.views.head_figures import pair_bars
+
+        return pair_bars(self, self.rope)
+
+    def _repr_html_(self) -> str:
+        """For a notebook: the largest share, the table and the bars."""
+        from lens_rope.views.head_descriptions import describe_pairs
+        from lens_rope.views.result_html import result_html
+
+        return result_html(describe_pairs(self), [self.plot()])
+
     def __repr__(self) -> str:
         """The table."""
         return self.to_dataframe().to_string(index=False)
@@ -146,6 +173,19 @@ class DistanceProfile:
         for name in ("pass_through", "total", "count", "distance"):
             table.insert(0, name, getattr(self, name))
         return table
+
+    def plot(self) -> go.Figure:
+        """Mean score over distance, and the pairs that move it most; see `views.score_figures`."""
+        from lens_rope.views.score_figures import profile_curves
+
+        return profile_curves(self)
+
+    def _repr_html_(self) -> str:
+        """For a notebook: the range of the mean score, the first distances and the curves."""
+        from lens_rope.views.head_descriptions import describe_profile
+        from lens_rope.views.result_html import result_html
+
+        return result_html(describe_profile(self), [self.plot()])
 
     def __repr__(self) -> str:
         """The first distances as a table."""

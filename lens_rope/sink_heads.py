@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,9 +23,10 @@ from lens_rope.sinks import (
     MIN_TOKENS,
     SINK_THRESHOLD,
     HeadShares,
+    added_positions,
     head_shares,
     merge_shares,
-    merged_position,
+    strongest_position,
 )
 from lens_rope.targets import sink_target
 from lens_rope.usage import exact_mean
@@ -69,6 +70,8 @@ class SinkHead:
         share_without: `[pair]` Sink share after a pair is removed, from up to `CONTROL_QUERIES`
             queries for pairs that are not among the `EXACT_PAIRS` strongest.
         share_without_two: Sink share after the two strongest pairs of each prompt are removed.
+        positions: The query-weighted shares of the prompts added up by the position that each has
+            its sink at; empty for one prompt, whose only position is `position`.
     """
 
     layer: int
@@ -83,6 +86,12 @@ class SinkHead:
     advantage: Advantage
     share_without: Float[np.ndarray, " pair"]
     share_without_two: float
+    positions: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def at(self) -> Mapping[int, float]:
+        """The query-weighted share by position, see `positions`."""
+        return self.positions or {self.position: self.n_queries * self.share}
 
     @property
     def best_pair(self) -> int:
@@ -168,7 +177,7 @@ def merge_sink_heads(heads: Iterable[SinkHead]) -> SinkHead:
     if len({(entry.layer, entry.head, len(entry.share_without)) for entry in heads}) != 1:
         raise InputError("only sinks of one head can be merged")
     weights = [entry.n_queries for entry in heads]
-    position = merged_position((e.position, e.n_queries, e.share) for e in heads)
+    positions = added_positions([entry.at for entry in heads])
 
     def mean(name: str) -> Float[np.ndarray, " n"]:
         return exact_mean([np.atleast_1d(getattr(entry, name)) for entry in heads], weights)
@@ -177,8 +186,8 @@ def merge_sink_heads(heads: Iterable[SinkHead]) -> SinkHead:
         layer=heads[0].layer,
         head=heads[0].head,
         rope=heads[0].rope,
-        position=position,
-        same_position=all(e.same_position and e.position == position for e in heads),
+        position=strongest_position(positions),
+        same_position=len(positions) == 1,
         share=float(mean("share")[0]),
         share_of_all=float(mean("share_of_all")[0]),
         n_prompts=sum(entry.n_prompts for entry in heads),
@@ -186,26 +195,40 @@ def merge_sink_heads(heads: Iterable[SinkHead]) -> SinkHead:
         advantage=merge_advantages(entry.advantage for entry in heads),
         share_without=mean("share_without"),
         share_without_two=float(mean("share_without_two")[0]),
+        positions=positions,
     )
 
 
-def merge_sinks(sinks: Iterable[SinkHead], shares: HeadShares) -> tuple[SinkHead, ...]:
-    """The sink heads of one layer over several prompts.
+def merge_sinks(sinks: Iterable[SinkHead]) -> tuple[SinkHead, ...]:
+    """The heads of one layer that have a sink in some prompt, added up over prompts.
+
+    None is left out: a head that falls below the threshold over the prompts so far can rise above
+    it again, so `sinks_over_all` judges when all prompts are in.
 
     Args:
-        sinks: The layer's sink heads on each prompt.
-        shares: The layer's shares over all prompts. A head whose share is above the threshold in
-            some prompts only, and not over all, is no sink head.
+        sinks: The layer's sink heads, each over one or more prompts.
     """
     found: dict[int, list[SinkHead]] = {}
     for sink in sinks:
         found.setdefault(sink.head, []).append(sink)
     return tuple(
-        dataclasses.replace(
-            merge_sink_heads(found[head]), share_of_all=float(shares.sink_share[head])
-        )
+        merge_sink_heads(found[head]) if len(found[head]) > 1 else found[head][0]
         for head in sorted(found)
-        if shares.sink_share[head] > SINK_THRESHOLD
+    )
+
+
+def sinks_over_all(sinks: Iterable[SinkHead], shares: HeadShares) -> tuple[SinkHead, ...]:
+    """The sink heads of one layer over all prompts.
+
+    Args:
+        sinks: The layer's sink heads, each over one or more prompts.
+        shares: The layer's shares over all prompts. A head whose share is above the threshold in
+            some prompts only, and not over all, is no sink head.
+    """
+    return tuple(
+        dataclasses.replace(sink, share_of_all=float(shares.sink_share[sink.head]))
+        for sink in merge_sinks(sinks)
+        if shares.sink_share[sink.head] > SINK_THRESHOLD
     )
 
 
@@ -295,8 +318,10 @@ class SinkExplanation:
 
     def where(self, sink: SinkHead) -> str:
         """What the key of a sink is called: its position, its token, and whether it is BOS."""
-        texts = [prompt.tokens for prompt in self.prompts]
-        return sink_name(sink, texts, [prompt.starts_with_bos for prompt in self.prompts])
+        at = sink.position
+        texts = {prompt.tokens[at] for prompt in self.prompts if at < len(prompt)}
+        token = texts.pop() if len(texts) == 1 else None
+        return sink_name(sink, token, [prompt.starts_with_bos for prompt in self.prompts])
 
     def sentences(self) -> tuple[str, ...]:
         """One sentence per sink head, the largest share first."""
@@ -312,6 +337,14 @@ class SinkExplanation:
         from lens_rope.views.sink_figures import removal_dots
 
         return removal_dots(self.heads)
+
+    def _repr_html_(self) -> str:
+        """For a notebook: how many there are, the strongest, what removal does, and which pairs."""
+        from lens_rope.views.descriptions import describe_sinks
+        from lens_rope.views.result_html import result_html
+        from lens_rope.views.sink_figures import sink_pairs
+
+        return result_html(describe_sinks(self), [self.plot(), sink_pairs(self.heads)])
 
     def __repr__(self) -> str:
         """How many there are, the strongest in words, and the table."""
@@ -355,7 +388,7 @@ def explain_sinks(capture: RotaryCapture) -> SinkExplanation:
         heads=tuple(
             sink
             for layer, of_heads in merged.items()
-            for sink in merge_sinks(sinks[layer], of_heads)
+            for sink in sinks_over_all(sinks[layer], of_heads)
         ),
         received=tuple(received),
         learned={layer: exact_mean(learned[layer], weights) for layer in capture.layer_indices},
@@ -382,14 +415,12 @@ def sink_notes(n_tokens: Sequence[int]) -> tuple[str, ...]:
     )
 
 
-def sink_name(
-    sink: SinkHead, tokens: Sequence[Sequence[str]], starts_with_bos: Sequence[bool | None]
-) -> str:
+def sink_name(sink: SinkHead, token: str | None, starts_with_bos: Sequence[bool | None]) -> str:
     """Position of a sink with its token, and whether that is BOS, as far as prompts agree.
 
     Args:
         sink: The sink head.
-        tokens: By prompt, each token as text.
+        token: The token at its position as text; None where prompts differ there.
         starts_with_bos: By prompt, whether token 0 is BOS (None where there is no such token).
     """
     if not sink.same_position:
@@ -399,8 +430,7 @@ def sink_name(
         some = set(starts_with_bos)
         bos = "BOS in some prompts" if len(some) > 1 else "BOS" if some == {True} else "not BOS"
         return f"{where} ({bos})"
-    texts = {prompt[sink.position] for prompt in tokens if sink.position < len(prompt)}
-    return f"{where} (“{texts.pop()}”)" if len(texts) == 1 else where
+    return where if token is None else f"{where} (“{token}”)"
 
 
 def sink_table(heads: Sequence[SinkHead]) -> pd.DataFrame:

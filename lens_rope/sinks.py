@@ -7,8 +7,9 @@ Language Models", arXiv 2410.10781). The sink need not be position 0.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import fsum
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -45,6 +46,10 @@ class HeadShares:
         same_position: `[head]` Whether that key is at `sink_position` in every prompt.
         uniform_share: Sink share that uniform attention would give the first key, the base rate of
             `sink_share`.
+        n_prompts: Number of prompts behind the numbers.
+        positions: By head, the token-weighted sink shares of the prompts added up by the position
+            that each has its sink at, so that merges of merges find the same position. Empty for
+            one prompt, whose only position is `sink_position`.
     """
 
     layer: int
@@ -54,6 +59,19 @@ class HeadShares:
     previous_share: Float[np.ndarray, " head"]
     same_position: Bool[np.ndarray, " head"]
     uniform_share: float
+    n_prompts: int = 1
+    positions: tuple[Mapping[int, float], ...] = ()
+
+    @property
+    def n_queries(self) -> int:
+        """Number of queries that have a token before them: all but the first of each prompt."""
+        return self.n_tokens - self.n_prompts
+
+    def at(self, head: int) -> Mapping[int, float]:
+        """The token-weighted sink share of a head by position, see `positions`."""
+        if self.positions:
+            return self.positions[head]
+        return {int(self.sink_position[head]): self.n_tokens * float(self.sink_share[head])}
 
 
 def sink_shares(record: LayerCapture, head: int) -> Float[np.ndarray, " k_pos"]:
@@ -109,42 +127,41 @@ def merge_shares(shares: Iterable[HeadShares]) -> HeadShares:
     if len({(share.layer, len(share.sink_share)) for share in shares}) != 1:
         raise InputError("only shares of one layer with the same heads can be merged")
     weights = [share.n_tokens for share in shares]
-    defined = [share for share in shares if share.n_tokens > 1]
+    defined = [share for share in shares if share.n_queries]
     n_heads = len(shares[0].sink_share)
-    positions = [
-        merged_position(
-            (int(entry.sink_position[head]), entry.n_tokens, float(entry.sink_share[head]))
-            for entry in shares
-        )
-        for head in range(n_heads)
-    ]
+    positions = tuple(
+        added_positions([entry.at(head) for entry in shares]) for head in range(n_heads)
+    )
     return HeadShares(
         layer=shares[0].layer,
         n_tokens=sum(weights),
         sink_share=exact_mean([share.sink_share for share in shares], weights),
-        sink_position=np.array(positions),
-        same_position=np.all(
-            [(s.sink_position == positions) & s.same_position for s in shares], axis=0
-        ),
+        sink_position=np.array([strongest_position(at) for at in positions]),
+        same_position=np.array([len(at) == 1 for at in positions]),
         uniform_share=float(exact_mean([np.array([s.uniform_share]) for s in shares], weights)[0]),
         previous_share=(
             exact_mean(
                 [share.previous_share for share in defined],
-                [share.n_tokens - 1 for share in defined],
+                [share.n_queries for share in defined],
             )
             if defined
             else np.full(n_heads, np.nan)
         ),
+        n_prompts=sum(share.n_prompts for share in shares),
+        positions=positions,
     )
 
 
-def merged_position(found: Iterable[tuple[int, int, float]]) -> int:
-    """The position with the largest weighted share over prompts, the earliest of equals.
+def added_positions(found: Sequence[Mapping[int, float]]) -> dict[int, float]:
+    """Weighted shares by position, added up; each sum is rounded once, whatever the order.
 
     Args:
-        found: (position, weight, share) of each prompt, in any order.
+        found: Weighted share by position, of one or more prompts each.
     """
-    at: dict[int, float] = {}
-    for position, weight, share in sorted(found, key=lambda entry: entry[1:]):
-        at[position] = at.get(position, 0.0) + weight * share
+    positions = sorted({position for at in found for position in at})
+    return {position: fsum(at.get(position, 0.0) for at in found) for position in positions}
+
+
+def strongest_position(at: Mapping[int, float]) -> int:
+    """The position with the largest weighted share, the earliest of equals."""
     return min(at, key=lambda position: (-at[position], position))

@@ -17,6 +17,7 @@ from lens_rope.errors import InputError
 
 if TYPE_CHECKING:
     import pandas as pd
+    import plotly.graph_objects as go
     from jaxtyping import Float, Int
 
 Pairing = Literal["half", "adjacent"]
@@ -198,6 +199,19 @@ class RopeSpec:
                 for rope in self.layers
             ]
         ).astype({"window": "Int64"})
+
+    def plot(self) -> go.Figure:
+        """Cycles over the context of each pair, one curve per kind of layer."""
+        from lens_rope.views.rope_figures import cycles_curve
+
+        return cycles_curve(self.layers)
+
+    def _repr_html_(self) -> str:
+        """For a notebook: the kinds of layer, and the cycles of their pairs."""
+        from lens_rope.views.head_descriptions import describe_rope
+        from lens_rope.views.result_html import result_html
+
+        return result_html(describe_rope(self), [self.plot()])
 
     def __repr__(self) -> str:
         """The summary as a table."""

@@ -15,7 +15,7 @@ All tokens count, BOS and other sinks included. Eigenvalues are in activation un
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -84,6 +84,19 @@ def layer_keys(record: LayerCapture) -> KeyMoments:
         sum_post=after.sum(axis=0),
         gram_post=after.T @ after,
     )
+
+
+def no_keys(like: KeyMoments) -> KeyMoments:
+    """Moments of no token at all, which leave every merge as it is.
+
+    Args:
+        like: Moments of the same layer, for the shapes.
+    """
+    sums = {
+        name: np.zeros_like(getattr(like, name))
+        for name in ("sum_pre", "gram_pre", "sum_post", "gram_post")
+    }
+    return replace(like, n_tokens=0, **sums)
 
 
 def merge_keys(moments: Iterable[KeyMoments]) -> KeyMoments:
@@ -302,6 +315,13 @@ class KeySpectrum:
         from lens_rope.views.spectrum_figures import spectrum_histogram
 
         return spectrum_histogram(self, layers)
+
+    def _repr_html_(self) -> str:
+        """For a notebook: the sentence, the layers, the notes and the histograms."""
+        from lens_rope.views.descriptions import describe_spectrum
+        from lens_rope.views.result_html import result_html
+
+        return result_html(describe_spectrum(self), [self.plot()])
 
     def __repr__(self) -> str:
         """A sentence with the shares near zero and medians, the main columns, and the notes."""

@@ -70,5 +70,7 @@ def exact_mean(
     from math import fsum
 
     total = sum(weights)
+    if len(values) == 2:  # one addition is rounded once too, and all columns are added at once
+        return (weights[0] * values[0] + weights[1] * values[1]) / total
     columns = zip(*(w * value for w, value in zip(weights, values, strict=True)), strict=True)
     return np.array([fsum(column) / total for column in columns])

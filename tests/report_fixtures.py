@@ -111,7 +111,7 @@ def report_data(qk: RotaryCapture, heads: tuple[tuple[int, int], ...] | None = N
     features = OffsetFeatures(qk.model, offsets, CONSTANCY, RELATIVE, ())
     data = ReportData(
         version="0", created="2000-01-01T00:00:00Z", model=qk.model,
-        prompts=(PromptSummary(prompt.name, len(prompt), None, True, prompt.tokens),),
+        prompts=(PromptSummary(prompt.name, len(prompt), None, True),), tokens=prompt.tokens,
         rope=qk.rope(), same_rope=True,
         checks=tuple(record.check for record in qk.records[0]), tolerance=1e-5,
         layers=layers,

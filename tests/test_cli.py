@@ -20,9 +20,9 @@ from typer.testing import CliRunner
 import lens_rope.cli as cli
 import lens_rope.demo
 import lens_rope.models
-from lens_rope.cli.reports import folders_of
-from lens_rope.cli.running import progress
+from lens_rope.cli.running import Bars, progress
 from lens_rope.errors import ModelLoadError, PromptError, VerificationError
+from lens_rope.reporting.batch import folders_of
 from lens_rope.reporting.write import MARKER
 
 TEXT = " ".join(f"t{40 + i % 11}" for i in range(30))
@@ -170,8 +170,9 @@ def test_no_model_means_the_demo_on_the_sample_text(run, tmp_path, monkeypatch):
     code, _, err = run("report", "--max-tokens", "16", "--format", "json")
     assert code == 0, err
     assert asked == [("smollm2-135m", "auto")]
-    assert files(tmp_path) == [
-        f"lens-rope-report/smollm2-135m/{MARKER}", "lens-rope-report/smollm2-135m/report.json",
+    assert files(tmp_path / "lens-rope-report") == [
+        "run.json", f"smollm2-135m/{MARKER}", "smollm2-135m/manifest.json",
+        "smollm2-135m/report.json",
     ]  # fmt: skip
     assert "Sample text was cut: the first 16 of" in err
 
@@ -434,6 +435,16 @@ def test_progress_is_shown_on_a_terminal_only(capsys, monkeypatch):
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "reading [b]" in captured.err
+    # Of thousands of stages the last few are shown; what is printed in between ends the bars.
+    bars = Bars()
+    for prompt in range(50):
+        bars(f"reading {prompt}/50", 1, 1)
+    bars.close()
+    assert "reading 49/50" in capsys.readouterr().err
+    bars.close()
+    bars("again", 0, 1)
+    bars.close()
+    assert "again" in capsys.readouterr().err
 
 
 def test_threads_are_left_alone(run, tiny):

@@ -1,4 +1,4 @@
-"""What the README shows runs as it stands."""
+"""What the README and the pages of docs/ show runs as it stands."""
 
 import re
 import runpy
@@ -9,11 +9,13 @@ import pytest
 from typer.testing import CliRunner
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+README = PAGES[0].read_text(encoding="utf-8")
 
 
 def blocks(language):
-    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
 
 
 @pytest.mark.demo
@@ -28,6 +30,10 @@ def test_python_runs(block, tmp_path, monkeypatch, capsys):
         assert names["d"].layer == 16
         assert "verified: scores within" in printed
         assert "score " in printed and "pass-through" in printed
+    elif "shown" in names:
+        table = names["shown"].to_dataframe()
+        parts = table[["pair 0", "pair 25", "pairs 1–8", "the rest"]]
+        assert (parts.sum(axis=1) - table["score"]).abs().max() < 1e-4
     else:
         assert names["sinks"].heads
         assert "Layer " in printed and "without it the share" in printed
@@ -40,13 +46,20 @@ def test_commands_and_options_exist():
     lines = [line for block in blocks("bash") for line in block.splitlines()]
     commands = [shlex.split(line, comments=True) for line in lines if line.startswith("lens-rope ")]
     assert {command[1] for command in commands} == {
-        "report", "features", "sinks", "heads", "spectrum", "ablate", "inspect", "check",
+        "report", "compare", "features", "sinks", "heads", "spectrum", "ablate", "inspect", "check",
     }  # fmt: skip
     for _, name, *arguments in commands:
         help_text = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "200"}).output
         for argument in arguments:
             if argument.startswith("--"):
                 assert argument in help_text
+
+
+def test_links_and_pictures_exist():
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
 def test_scripts_exist():

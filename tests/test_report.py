@@ -24,7 +24,7 @@ from lens_rope.capturing import capture, token_rows
 from lens_rope.decomposition import decompose
 from lens_rope.errors import InputError, OutputError, PromptError, VerificationError
 from lens_rope.offsets import RELATIVE
-from lens_rope.reporting import Report, report
+from lens_rope.reporting import report
 from lens_rope.reporting.findings import findings, notes
 from lens_rope.reporting.gallery import PER_REASON, RULE_ASKED, build_gallery
 from lens_rope.reporting.index import render_index
@@ -330,17 +330,16 @@ def test_heads_that_were_asked_for_are_shown_in_that_order(model):
     ]
     assert data.gallery_rule == RULE_ASKED
     split = decompose(capture(model, TEXTS[0]), 1, 3)
-    np.testing.assert_allclose(data.gallery[0].pattern, split.pattern(), atol=1e-6)
+    np.testing.assert_allclose(data.gallery[0].maps.window.pattern, split.pattern(), atol=5.1e-5)
     np.testing.assert_allclose(data.gallery[0].by_pair.share, split.by_pair().share, atol=1e-6)
 
 
 def test_the_gallery_shows_a_window_of_at_most_64_tokens(model):
     data = report(model, " ".join(["t5", "t6", "t9"] * 30), heads=[(0, 0)]).data
     head = data.gallery[0]
-    assert len(head.tokens) == 64
-    assert head.pattern.shape == (64, 64)
-    assert head.n_tokens == 91
-    assert "The first 64 of 91 tokens." in Report(data).html()
+    assert [(w.start, w.stop) for w in head.maps.windows] == [(0, 64), (27, 91)]
+    assert head.maps.window.pattern.shape == (64, 64)
+    assert len(head.maps.tokens) == head.maps.n_tokens == 91
 
 
 # Findings
@@ -381,10 +380,9 @@ def test_findings_follow_the_sinks(done):
 
     def sentence(shares, bos=True):
         prompts = tuple(
-            dataclasses.replace(p, starts_with_bos=bos, n_tokens=64, token_texts=("t",) * 64)
-            for p in done.data.prompts
+            dataclasses.replace(p, starts_with_bos=bos, n_tokens=64) for p in done.data.prompts
         )
-        data = changed(done, shares=tuple(shares), prompts=prompts)
+        data = changed(done, shares=tuple(shares), prompts=prompts, tokens=("t",) * 64)
         return next(f for f in findings(data) if "ttention sinks" in f)
 
     none = with_sinks([0.1] * 4, [0] * 4)
@@ -433,7 +431,7 @@ def test_short_prompts_have_no_sinks_and_no_previous_token_heads(done):
     assert f"uniform attention would give the first key {done.data.uniform_share:.0%}." in page
     one = dataclasses.replace(done.data.prompts[0], n_tokens=63)
     assert any("too short" in f for f in findings(changed(done, prompts=(one,))))
-    one = dataclasses.replace(done.data.prompts[0], n_tokens=64, token_texts=("t",) * 64)
+    one = dataclasses.replace(done.data.prompts[0], n_tokens=64)
     heads = tuple(dataclasses.replace(head, pattern="mixed") for head in done.data.heads)
     long = changed(done, prompts=(one,), heads=heads)
     assert not any("too short" in f for f in findings(long))
@@ -572,13 +570,12 @@ def test_hostile_names_and_tokens_are_text(done):
     qk = random_capture(tuple(rope(i) for i in range(2)), tokens=HOSTILE)
     gallery, _ = build_gallery(qk, [head_shares(r) for r in qk.records[0]], [(0, 1)])
     name = '</title><script>alert(1)</script>{{ 7 * 7 }}"'
-    prompt = dataclasses.replace(
-        done.data.prompts[0], name=name, n_tokens=len(HOSTILE), token_texts=HOSTILE
-    )
+    prompt = dataclasses.replace(done.data.prompts[0], name=name, n_tokens=len(HOSTILE))
     data = changed(
         done,
         gallery=gallery,
         prompts=(prompt,),
+        tokens=HOSTILE,
         model=dataclasses.replace(done.data.model, name=name),
         findings=(f"{name}: {name}",),
         notes=(name,),
@@ -610,9 +607,9 @@ def test_hostile_names_and_tokens_are_text(done):
     assert reader.texts.count(name) >= 2  # heading and note
     assert "alert(1)" not in reader.scripts
     assert reader.inside.count("script") == reader.inside.count("/script") == len(reader.scripts)
-    views = [strict(text) for text in reader.scripts if text.startswith('{"element"')]
-    assert len(views) == 2
-    assert views[0]["props"]["tokens"] == [display_text(token) for token in HOSTILE]
+    views = [strict(text) for text in reader.scripts if text.startswith('{"layer"')]
+    assert len(views) == 1
+    assert views[0]["tokens"] == [display_text(token) for token in HOSTILE]
 
 
 def test_the_same_input_gives_the_same_bytes(model, monkeypatch):
@@ -665,7 +662,10 @@ def test_save_writes_the_files(done, tmp_path):
     folder = done.save(tmp_path / "a" / "b")
     assert folder == tmp_path / "a" / "b"
     assert names(folder) == sorted(
-        [MARKER, "report.html", "report.json", *(f"tables/{n}.csv" for n in tables(done.data))]
+        [
+            MARKER, "manifest.json", "report.html", "report.json",
+            *(f"tables/{n}.csv" for n in tables(done.data)),
+        ]
     )
     assert strict((folder / "report.json").read_text("utf-8")) == json.loads(
         json.dumps(done.to_dict())
@@ -682,7 +682,7 @@ def test_save_replaces_an_earlier_report(done, tmp_path):
     done.save(tmp_path / "r")
     (tmp_path / "r" / "tables" / ".DS_Store").write_text("")  # left by whoever looked at it
     done.save(tmp_path / "r", formats=["json"])
-    assert names(tmp_path / "r") == [MARKER, "report.json"]
+    assert names(tmp_path / "r") == [MARKER, "manifest.json", "report.json"]
     assert [p.name for p in tmp_path.iterdir()] == ["r"]
 
 
@@ -702,13 +702,13 @@ def test_save_leaves_alone_a_report_with_other_files_beside_it(done, tmp_path, m
     assert {name: (folder / name).read_bytes() for name in names(folder)} == before
     path.unlink()
     done.save(folder, formats=["json"])
-    assert names(folder) == [MARKER, "report.json"]
+    assert names(folder) == [MARKER, "manifest.json", "report.json"]
 
 
 def test_save_takes_a_new_or_an_empty_folder(done, tmp_path):
     (tmp_path / "empty").mkdir()
     done.save(tmp_path / "empty", formats=["json"])
-    assert names(tmp_path / "empty") == [MARKER, "report.json"]
+    assert names(tmp_path / "empty") == [MARKER, "manifest.json", "report.json"]
 
 
 def test_save_leaves_alone_what_is_not_a_report(done, tmp_path):
@@ -767,7 +767,7 @@ def test_a_failed_rename_puts_the_earlier_report_back(done, tmp_path, monkeypatc
     monkeypatch.setattr(os, "rename", refuse)
     with pytest.raises(OutputError, match="permission denied"):
         done.save(tmp_path / "r")
-    assert names(tmp_path) == [f"r/{MARKER}", "r/report.json"]
+    assert names(tmp_path) == [f"r/{MARKER}", "r/manifest.json", "r/report.json"]
 
 
 def test_check_folder_leaves_no_trace(tmp_path):

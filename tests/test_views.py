@@ -7,7 +7,6 @@ import itertools
 import json
 import math
 import re
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
@@ -21,12 +20,7 @@ from lens_rope.usage import pair_usage
 from lens_rope.views import figures, rope_figures
 from lens_rope.views.colors import SCALES, pair_color
 from lens_rope.views.head_figures import distance_curves, pair_bars, strongest_pairs
-from lens_rope.views.heads import (
-    MAX_WINDOW,
-    attention_view,
-    received_view,
-)
-from lens_rope.views.libraries import circuitsvis_js, script_json
+from lens_rope.views.libraries import circuitsvis_js
 from lens_rope.views.tokens import display_html, display_text
 from lens_rope.words import number, percent
 
@@ -81,91 +75,6 @@ def test_different_tokens_look_different():
 
 def test_html_of_a_token_holds_no_markup():
     assert display_html("<b> &\"'") == "&lt;b&gt;·&amp;&quot;&#x27;"
-
-
-# CircuitsVis
-
-
-def causal(n: int) -> np.ndarray:
-    pattern = np.tril(np.random.default_rng(0).random((n, n)))
-    return pattern / pattern.sum(axis=1, keepdims=True)
-
-
-def test_attention_view_is_the_window_of_the_pattern():
-    pattern, tokens = causal(100), [f" t{i}" for i in range(100)]
-    view = attention_view(pattern, tokens, start=30, size=20)
-    assert (view.start, view.stop, view.total) == (30, 50, 100)
-    assert view.props["tokens"] == [f"·t{i}" for i in range(30, 50)]
-    np.testing.assert_allclose(view.props["attention"], pattern[30:50, 30:50], atol=5e-5)
-    assert len(attention_view(pattern, tokens).props["tokens"]) == MAX_WINDOW
-    assert attention_view(pattern, tokens, start=90).stop == 100
-
-
-def test_views_keep_four_decimals():
-    view = received_view(np.array([1 / 3, 0.0, -0.0, 1.0]), list("abcd"))
-    assert json.dumps(view.props["values"]) == "[0.3333, 0, 0, 1]"
-
-
-@pytest.mark.parametrize(
-    ("pattern", "tokens", "kwargs", "message"),
-    [
-        (causal(4), list("abc"), {}, "3 tokens for 4 positions"),
-        (causal(4)[None], list("abcd"), {}, "must be [query, key]"),
-        (causal(4)[:3], list("abcd"), {}, "must be [query, key]"),
-        (np.full((2, 2), np.nan), list("ab"), {}, "must be finite"),
-        (np.full((2, 2), -np.inf), list("ab"), {}, "must be finite"),
-        (np.full((2, 2), 1.5), list("ab"), {}, "must lie between 0 and 1"),
-        (np.full((2, 2), -0.5), list("ab"), {}, "must lie between 0 and 1"),
-        (causal(4), list("abcd"), {"size": MAX_WINDOW + 1}, "shows 1 to 64 tokens"),
-        (causal(4), list("abcd"), {"size": 0}, "shows 1 to 64 tokens"),
-        (causal(4), list("abcd"), {"start": 4}, "starts at 4, but there are 4"),
-        (causal(4), list("abcd"), {"start": -1}, "starts at -1"),
-    ],
-)
-def test_attention_view_refuses_what_circuitsvis_would_draw_wrongly(
-    pattern, tokens, kwargs, message
-):
-    with pytest.raises(InputError, match=re.escape(message)):
-        attention_view(pattern, tokens, **kwargs)
-
-
-def test_received_view_refuses_a_matrix_and_a_wrong_count():
-    with pytest.raises(InputError, match=re.escape("must be [position]")):
-        received_view(causal(3), list("abc"))
-    with pytest.raises(InputError, match="2 tokens for 3 positions"):
-        received_view(np.zeros(3), list("ab"))
-
-
-def test_json_of_a_view_cannot_leave_its_script_element():
-    text = attention_view(causal(len(HOSTILE)), HOSTILE).to_json()
-    assert not re.search("[<>&\u2028\u2029]", text)
-    assert json.loads(text)["props"]["tokens"] == [display_text(token) for token in HOSTILE]
-    with pytest.raises(ValueError, match="JSON"):
-        script_json(math.nan)
-
-
-def test_coloured_tokens_cannot_open_a_tag_or_an_entity():
-    """CircuitsVis sets them as inner HTML."""
-    tokens = [*HOSTILE, "<img src=x onerror=alert(1)>", "</b>", "<!x", "&lt", "&#60;", "<<a"]
-    shown = received_view(np.zeros(len(tokens)), tokens).props["tokens"]
-
-    class Reader(HTMLParser):
-        text = ""
-
-        def handle_data(self, data):
-            self.text += data
-
-        def handle_starttag(self, tag, attrs):
-            raise AssertionError(tag)
-
-        handle_endtag = handle_comment = handle_decl = handle_pi = handle_starttag
-
-    for token, text in zip(tokens, shown, strict=True):
-        reader = Reader(convert_charrefs=True)
-        reader.feed(text)
-        reader.close()
-        assert reader.text == text
-        assert text.replace("\u2060", "") == display_text(token)
 
 
 def test_circuitsvis_bundle_is_safe_and_alone():

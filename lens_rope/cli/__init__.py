@@ -13,6 +13,7 @@ import typer
 from lens_rope.cli.ablations import ablate
 from lens_rope.cli.analyses import features, heads, sinks, spectrum
 from lens_rope.cli.checks import check, inspect
+from lens_rope.cli.comparing import compare
 from lens_rope.cli.options import DEMO_MODEL
 from lens_rope.cli.reports import report
 
@@ -23,7 +24,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for _command in (report, inspect, check, sinks, heads, features, spectrum, ablate):
+for _command in (report, compare, inspect, check, sinks, heads, features, spectrum, ablate):
     app.command()(_command)
 
 

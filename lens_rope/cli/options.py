@@ -11,9 +11,10 @@ from typing import Annotated, Any
 
 import typer
 
+from lens_rope.reporting.prompts import DEFAULT_MAX_TOKENS
+
 # The same as lens_rope.demo.DEMO_MODEL, which cannot be imported here because it needs torch.
 DEMO_MODEL = "smollm2-135m"
-DEFAULT_MAX_TOKENS = 1024
 CHECK_MAX_TOKENS = 128
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lens_rope.cli.options import (
-    DEFAULT_MAX_TOKENS,
     DEMO_MODEL,
     Backend,
     BackendOption,
@@ -24,12 +22,12 @@ from lens_rope.cli.options import (
     Text,
 )
 from lens_rope.cli.parsing import parse_heads, parse_layers
-from lens_rope.cli.running import complain, errors, load, progress, token_limit
-from lens_rope.errors import LensRopeError
-from lens_rope.reporting.prompts import read_prompts
+from lens_rope.cli.running import Bars, complain, errors
+from lens_rope.reporting.prompts import open_prompts
 
 if TYPE_CHECKING:
     from lens_rope.reporting import Report
+    from lens_rope.reporting.batch import Outcome
 
 
 def report(
@@ -52,9 +50,28 @@ def report(
     ] = None,
     max_tokens: MaxTokens = None,
     context: Context = None,
-    out: Annotated[Path, typer.Option(help="Folder to write into, one folder per model.")] = Path(
-        "lens-rope-report"
-    ),
+    interventions: Annotated[
+        bool,
+        typer.Option(
+            " /--no-interventions",
+            help="Do not run the first prompt again without the best pair of each sink head.",
+        ),
+    ] = True,
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="Folder to write into: one folder per model, index.html that compares them, and "
+            "run.json with what became of each."
+        ),
+    ] = Path("lens-rope-report"),
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Leave reports as they are that would come out the same: same model, prompts, "
+            "options, formats and version. The others are made.",
+        ),
+    ] = False,
     backend: BackendOption = Backend.auto,
     device: Device = None,
     dtype: Dtype = "float32",
@@ -63,87 +80,53 @@ def report(
         typer.Option("--format", help="What to write. Can be repeated. Default: all."),
     ] = None,
 ) -> None:
-    """Write a report on each model: a page, JSON and tables."""
+    """Write a report on each model: a page, JSON and tables, and an index that compares them.
+
+    A model that fails is told and does not stop the others. A run that was interrupted or killed
+    goes on with --resume.
+    """
     with errors():
-        names, texts = read_prompts(text, file, prompts)
+        found = open_prompts(text, file, prompts)
         wanted_layers, wanted_heads = parse_layers(layers), parse_heads(heads)
-        formats = [entry.value for entry in dict.fromkeys(format or ReportFormat)]
-        folders = folders_of(out, models or [DEMO_MODEL])
-        # Before any model is loaded: loading takes long, and finding out afterwards is a waste.
-        from lens_rope.reporting.write import check_folder, check_index
+        formats: list[Any] = [entry.value for entry in dict.fromkeys(format or ReportFormat)]
+        asked = list(dict.fromkeys(models or [DEMO_MODEL]))
+        bars = Bars()
 
-        if "html" in formats:
-            check_index(out)
-        for folder in folders.values():
-            check_folder(folder)
+        def finished(outcome: Outcome, made: Report | None) -> None:
+            bars.close()
+            _say(outcome, made, is_alone=len(asked) == 1, has_page="html" in formats)
 
-        failed: list[tuple[str, LensRopeError]] = []
-        for model, folder in folders.items():
-            try:
-                done = _report_one(
-                    model, texts, names, wanted_layers, wanted_heads, max_tokens, context, backend,
-                    device, dtype,
-                )  # fmt: skip
-                done.save(folder, formats=formats)  # type: ignore[arg-type]
-            except LensRopeError as error:
-                complain(f"{model}: {error}" if len(folders) > 1 else str(error))
-                failed.append((model, error))
-                continue
-            for note in done.data.notes:
-                complain(f"note: {note}")
-            typer.echo(str(done))
-            typer.echo(f"Wrote {folder / 'report.html' if 'html' in formats else folder}")
-        if "html" in formats:
-            _write_index(out, failed if len(folders) > 1 else [])
-        if failed:
-            if len(folders) > 1:
-                complain(f"no report on {', '.join(model for model, _ in failed)}")
-            raise typer.Exit(failed[0][1].exit_code)
+        from lens_rope.reporting.batch import BatchOptions, report_models
 
-
-def _report_one(
-    model: str,
-    texts: list[str] | None,
-    names: list[str] | None,
-    layers: list[int] | None,
-    heads: list[tuple[int, int]] | None,
-    max_tokens: int | None,
-    context: int | None,
-    backend: Backend,
-    device: str | None,
-    dtype: str,
-) -> Report:
-    loaded = load(model, backend, device, dtype)
-    from lens_rope.reporting import report as make_report
-
-    max_tokens = token_limit(loaded, max_tokens, DEFAULT_MAX_TOKENS)
-    with progress() as step:
-        return make_report(
-            loaded, texts, layers=layers, heads=heads, max_tokens=max_tokens, context=context,
-            names=names, progress=step,
+        options = BatchOptions(
+            layers=None if wanted_layers is None else tuple(wanted_layers),
+            heads=None if wanted_heads is None else tuple(wanted_heads),
+            max_tokens=max_tokens, context=context, interventions=interventions,
+            backend=backend.value, device=device, dtype=dtype,
         )  # fmt: skip
+        try:
+            outcomes = report_models(
+                asked, out, found, options=options, formats=formats, resume=resume,
+                progress=bars, tell=complain, finished=finished,
+            )  # fmt: skip
+        finally:
+            bars.close()
+        failed = [outcome for outcome in outcomes if outcome.status == "failed"]
+        if failed:
+            if len(asked) > 1:
+                complain(f"no report on {', '.join(outcome.model for outcome in failed)}")
+            raise typer.Exit(failed[0].exit_code)
 
 
-def _write_index(out: Path, failed: list[tuple[str, LensRopeError]]) -> None:
-    from lens_rope.reporting.index import render_index
-    from lens_rope.reporting.write import read_markers, write_index
-
-    if read_markers(out):
-        write_index(out, render_index(out, [(model, str(error)) for model, error in failed]))
-
-
-def folders_of(out: Path, models: list[str]) -> dict[str, Path]:
-    """A folder for each model, named so that no two are the same."""
-    folders: dict[str, Path] = {}
-    for model in dict.fromkeys(models):
-        path = Path(model).expanduser()
-        # A path is named by its end, a hub name by both its parts.
-        name = path.resolve().name if path.exists() or path.suffix == ".gguf" else model
-        name = name.removesuffix(".gguf").replace("/", "--")
-        name = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-") or "model"
-        taken = {folder.name for folder in folders.values()}
-        count, unique = 2, name
-        while unique in taken:
-            unique, count = f"{name}-{count}", count + 1
-        folders[model] = out / unique
-    return folders
+def _say(outcome: Outcome, made: Report | None, *, is_alone: bool, has_page: bool) -> None:
+    """What became of one model: failures and notes on stderr, findings on stdout."""
+    page = outcome.folder / "report.html" if has_page else outcome.folder
+    if outcome.status == "failed":
+        complain(f"{outcome.reason}" if is_alone else f"{outcome.model}: {outcome.reason}")
+    elif made is None:
+        typer.echo(f"Kept {page}")
+    else:
+        for note in made.data.notes:
+            complain(f"note: {note}")
+        typer.echo(str(made))
+        typer.echo(f"Wrote {page}")

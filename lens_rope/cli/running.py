@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -16,6 +18,13 @@ if TYPE_CHECKING:
     from lens_rope.cli.options import Backend
 
 _INTERRUPTED = 130
+_TERMINATED = 128 + signal.SIGTERM
+# Stages that are shown below each other; a run over many prompts has thousands.
+_SHOWN = 6
+
+
+class _Terminated(KeyboardInterrupt):
+    """The process was asked to end; everything that tidies up after an interrupt does so."""
 
 
 def load(model: str, backend: Backend, device: str | None, dtype: str) -> Any:
@@ -64,16 +73,57 @@ def progress() -> Iterator[Callable[[str, int, int], None]]:
 
         def step(stage: str, done: int, total: int) -> None:
             if stage not in tasks:
+                while len(tasks) >= _SHOWN:
+                    bar.remove_task(tasks.pop(next(iter(tasks))))
                 tasks[stage] = bar.add_task(stage, total=total or None)
             bar.update(tasks[stage], completed=done)
 
         yield step
 
 
+class Bars:
+    """Progress bars that open when they are first needed and can be closed in between.
+
+    What is printed while bars are drawn would be drawn over.
+    """
+
+    def __init__(self) -> None:
+        self._open = contextlib.ExitStack()
+        self._step: Callable[[str, int, int], None] | None = None
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        """As the function that `progress` gives."""
+        if self._step is None:
+            self._step = self._open.enter_context(progress())
+        self._step(stage, done, total)
+
+    def close(self) -> None:
+        """Ends the bars that are drawn."""
+        self._step = None
+        self._open.close()
+
+
+@contextlib.contextmanager
+def _ends_like_an_interrupt() -> Iterator[None]:
+    """While this runs, being asked to end (SIGTERM) tidies up as an interrupt does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread hears signals
+        return
+
+    def end(*_: Any) -> None:
+        raise _Terminated
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 @contextlib.contextmanager
 def errors() -> Iterator[None]:
     """Turns what can go wrong into a sentence on stderr and an exit code."""
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _ends_like_an_interrupt():
         # Other libraries' warnings are for programmers; ours are for the user.
         warnings.simplefilter("ignore")
         warnings.filterwarnings("always", category=UserWarning, module=r"lens_rope(\.|$)")
@@ -85,7 +135,8 @@ def errors() -> Iterator[None]:
             raise typer.Exit(error.exit_code) from error
         except KeyboardInterrupt as interrupt:
             complain("interrupted; nothing was left half-written")
-            raise typer.Exit(_INTERRUPTED) from interrupt
+            is_asked = isinstance(interrupt, _Terminated)
+            raise typer.Exit(_TERMINATED if is_asked else _INTERRUPTED) from interrupt
 
 
 def complain(sentence: str) -> None:

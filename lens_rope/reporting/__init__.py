@@ -9,16 +9,22 @@ from lens_rope.errors import InputError
 from lens_rope.reporting.data import ReportData
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
+    import plotly.graph_objects as go
     import torch
     from jaxtyping import Int
 
     from lens_rope.reporting.gather import StageProgress
+    from lens_rope.reporting.prompts import NamedText
+    from lens_rope.reporting.source import ModelSource
 
 Format = Literal["html", "json", "csv"]
 FORMATS: tuple[Format, ...] = get_args(Format)
+
+NAMED_PROMPTS = 4
+"""More prompts are counted, not named, where a report is printed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,15 +49,25 @@ class Report:
 
         return render(self.data)
 
-    def save(self, folder: str | Path, *, formats: Sequence[Format] = FORMATS) -> Path:
-        """Writes `report.html`, `report.json` and `tables/*.csv` into a folder.
+    def save(
+        self,
+        folder: str | Path,
+        *,
+        formats: Sequence[Format] = FORMATS,
+        source: ModelSource | None = None,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> Path:
+        """Writes `report.html`, `report.json`, `tables/*.csv` and `manifest.json` into a folder.
 
         Everything is written beside the folder first and moved into place when it is whole. A
         report that is already there is replaced, unless other files were put beside it.
 
         Args:
             folder: Where to write; a new or empty folder, or an earlier report.
-            formats: What to write.
+            formats: What to write; the manifest is always written.
+            source: Where the model came from (`source.model_source`), for the manifest.
+            arguments: What the report was asked for, for the manifest; None is what `report` was
+                called with.
 
         Returns:
             The folder.
@@ -60,6 +76,8 @@ class Report:
             InputError: A format is unknown, or none was given.
             OutputError: The folder holds files that no report has, or cannot be written.
         """
+        from lens_rope.reporting.manifest import MANIFEST, manifest
+        from lens_rope.reporting.manifest import to_json as manifest_to_json
         from lens_rope.reporting.schema import to_json
         from lens_rope.reporting.tables import tables, to_csv
         from lens_rope.reporting.write import write_report
@@ -67,7 +85,8 @@ class Report:
         unknown = [name for name in formats if name not in FORMATS]
         if unknown or not formats:
             raise InputError(f"formats are {', '.join(FORMATS)}; not {unknown or 'none'}")
-        files: dict[str, str] = {}
+        content = manifest(self.data, formats, source=source, arguments=arguments)
+        files = {MANIFEST: manifest_to_json(content)}
         if "html" in formats:
             files["report.html"] = self.html()
         if "json" in formats:
@@ -77,22 +96,38 @@ class Report:
                 files[f"tables/{name}.csv"] = to_csv(frame)
         return write_report(folder, files, self.data)
 
+    def plot(self) -> go.Figure:
+        """Mean magnitude of queries and keys by layer and pair, over the layer's median."""
+        from lens_rope.views.figures import usage_map
+
+        return usage_map(self.data.rope.layers, self.data.usage, "both", relative=True)
+
+    def _repr_html_(self) -> str:
+        """For a notebook: the findings, the usage of the pairs, and where to see the rest."""
+        from lens_rope.reporting.report_html import report_html
+
+        return report_html(self.data, self.plot())
+
     def __repr__(self) -> str:
         """Model, prompts and findings."""
-        tokens = ", ".join(f"{p.name} ({p.n_tokens} tokens)" for p in self.data.prompts)
+        prompts = self.data.prompts
+        tokens = ", ".join(f"{p.name} ({p.n_tokens} tokens)" for p in prompts)
+        if len(prompts) > NAMED_PROMPTS:
+            total = sum(prompt.n_tokens for prompt in prompts)
+            tokens = f"{len(prompts):,} prompts ({total:,} tokens)"
         lines = [f"Report on {self.data.model.name}: {tokens}", *self.data.findings]
         return "\n  ".join(lines + list(self.data.notes))
 
 
 def report(
     model: Any,
-    prompts: str | Sequence[str] | Int[torch.Tensor, "batch pos"] | None = None,
+    prompts: str | Iterable[str | NamedText] | Int[torch.Tensor, "batch pos"] | None = None,
     *,
     layers: Sequence[int] | None = None,
     heads: Sequence[tuple[int, int]] | None = None,
     max_tokens: int | None = None,
     context: int | None = None,
-    names: Sequence[str] | None = None,
+    names: Iterable[str] | None = None,
     interventions: bool = True,
     progress: StageProgress | None = None,
 ) -> Report:
@@ -101,8 +136,9 @@ def report(
     Args:
         model: A `HookedTransformer` or `TransformerBridge`. It is left as it was.
         prompts: A text, several texts, token ids `[pos]` or `[batch, pos]`, or None for the sample
-            text that ships with the package. Statistics are over all tokens of all prompts; the
-            head gallery shows the first.
+            text that ships with the package. Texts can also come from a generator, which is taken
+            one prompt at a time: what is kept does not grow with their number. Statistics are over
+            all tokens of all prompts; the head gallery shows the first.
         layers: Layers to read; None reads all.
         heads: (layer, head) to show in the gallery; None chooses the most telling ones.
         max_tokens: Cut longer prompts to this many tokens.

@@ -1,11 +1,13 @@
 """One layer of one prompt, reduced to the numbers that a report adds up.
 
 `analyse` is a pure function of a captured layer, and `merge` adds its results up over prompts in
-any order. Queries and keys are not kept, and nothing that is kept grows with the number of tokens.
+any order and any grouping. Queries and keys are not kept, and nothing that is kept grows with the
+number of prompts; what a sink's position is counted by grows with the longest prompt at most.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,7 +15,7 @@ from typing import TYPE_CHECKING
 from lens_rope.attention import read_attention
 from lens_rope.metrics import LayerMetrics, layer_metrics, merge_metrics
 from lens_rope.offset_shares import OffsetShares, layer_offset_shares, merge_offset_shares
-from lens_rope.offsets import LayerOffsets, layer_offsets, merge_offsets
+from lens_rope.offsets import LayerOffsets, layer_offsets, merge_offsets, no_offsets
 from lens_rope.patterns import (
     HeadPattern,
     LayerPatterns,
@@ -22,7 +24,7 @@ from lens_rope.patterns import (
     merge_patterns,
     pattern_targets,
 )
-from lens_rope.sink_heads import SinkHead, layer_sinks, merge_sinks
+from lens_rope.sink_heads import SinkHead, layer_sinks, merge_sinks, sinks_over_all
 from lens_rope.sinks import HeadShares, head_shares, merge_shares, sink_positions
 from lens_rope.usage import LayerUsage, merge_usage, pair_usage
 
@@ -36,13 +38,13 @@ class LayerAnalysis:
     """What a report keeps of one layer, of one prompt or of several.
 
     Attributes:
-        rope: The layer's rotation, on the first prompt.
+        rope: The layer's rotation, on the report's first prompt.
         usage: Mean pair magnitudes.
         shares: Sink and previous-token shares.
         patterns: Where its attention goes.
         offsets: Offsets, over the prompts that are rotated like the first.
         offset_shares: How its scores split over offset and content.
-        sinks: Its sink heads.
+        sinks: Its heads that have a sink in some prompt; after `judge`, its sink heads.
         metrics: Head metrics of the literature.
     """
 
@@ -69,24 +71,30 @@ class LayerAnalysis:
         )  # fmt: skip
 
 
-def analyse(record: LayerCapture, token_ids: Sequence[int]) -> LayerAnalysis:
+def analyse(
+    record: LayerCapture, token_ids: Sequence[int], rope: LayerRope | None = None
+) -> LayerAnalysis:
     """Everything that a report keeps of one layer on one prompt.
 
     Args:
         record: Queries and keys of the layer.
         token_ids: The prompt's tokens.
+        rope: The rotation that offsets are of, that of the report's first prompt. Where this
+            prompt is rotated in another way, pairs do not mean the same, and its offsets are those
+            of no token. None takes the prompt's own.
     """
     targets = pattern_targets(token_ids, record.rope)
     attention = read_attention(record, targets)
     shares = head_shares(record, attention)
     left_out = sink_positions(attention)
     offsets = layer_offsets(record, left_out)
+    rope = record.rope if rope is None else rope
     return LayerAnalysis(
-        rope=record.rope,
+        rope=rope,
         usage=pair_usage(record),
         shares=shares,
         patterns=layer_patterns(record, attention, targets),
-        offsets=offsets,
+        offsets=offsets if record.rope.same_rotation(rope) else no_offsets(offsets, rope),
         offset_shares=layer_offset_shares(record, token_ids, offsets, left_out),
         sinks=layer_sinks(record, attention, shares),
         metrics=layer_metrics(record, attention),
@@ -94,28 +102,29 @@ def analyse(record: LayerCapture, token_ids: Sequence[int]) -> LayerAnalysis:
 
 
 def merge(analyses: Sequence[LayerAnalysis]) -> LayerAnalysis:
-    """One layer over several prompts.
+    """One layer over several prompts, or over what was merged before.
 
-    Rotations that depend on a prompt's length give pairs that do not mean the same, so offsets are
-    added up over the prompts that are rotated like the first.
+    A merge of merges is the merge of all, up to rounding, so prompts can be added up as they come
+    and in parts. `judge` says at the end what can only be said of all.
 
     Args:
-        analyses: The layer on each prompt.
+        analyses: The layer on one or more prompts each; the rotation is that of the first.
 
     Raises:
-        InputError: There is nothing to merge, or the layers differ.
+        InputError: There is nothing to merge, or the layers or the rotations of offsets differ.
     """
-    first = analyses[0]
-    shares = merge_shares(entry.shares for entry in analyses)
-    alike = [entry for entry in analyses if entry.rope.same_rotation(first.rope)]
-    sinks = [sink for entry in analyses for sink in entry.sinks]
     return LayerAnalysis(
-        rope=first.rope,
+        rope=analyses[0].rope,
         usage=merge_usage(entry.usage for entry in analyses),
-        shares=shares,
+        shares=merge_shares(entry.shares for entry in analyses),
         patterns=merge_patterns(entry.patterns for entry in analyses),
-        offsets=merge_offsets(entry.offsets for entry in alike),
+        offsets=merge_offsets(entry.offsets for entry in analyses),
         offset_shares=merge_offset_shares(entry.offset_shares for entry in analyses),
-        sinks=merge_sinks(sinks, shares),
+        sinks=merge_sinks(sink for entry in analyses for sink in entry.sinks),
         metrics=merge_metrics(entry.metrics for entry in analyses),
     )
+
+
+def judge(analysis: LayerAnalysis) -> LayerAnalysis:
+    """A layer over all prompts with its sink heads: those that are one over all of them."""
+    return dataclasses.replace(analysis, sinks=sinks_over_all(analysis.sinks, analysis.shares))

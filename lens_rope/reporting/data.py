@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lens_rope.views.tokens import display_text
 
 if TYPE_CHECKING:
-    import numpy as np
-    from jaxtyping import Float
+    from collections.abc import Mapping
 
     from lens_rope.ablation_effects import AblationReport
     from lens_rope.bounds import BoundsCheck
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from lens_rope.spec import LayerRope, RopeSpec
     from lens_rope.spectrum import LayerSpectrum
     from lens_rope.usage import LayerUsage
+    from lens_rope.views.heads import HeadMaps
 
 SCHEMA = "lens-rope-report/1"
 """Version of `report.json`; within a version keys are only ever added."""
@@ -39,14 +39,29 @@ class PromptSummary:
         n_tokens: Number of tokens that were read.
         cut_from: Number of tokens it had before it was cut, or None when all were read.
         starts_with_bos: Whether token 0 is BOS (None without a tokenizer).
-        token_texts: `[pos]` Each token that was read, as text.
+        sha256: Checksum of the prompt as it was given, see `prompts.prompt_digest`.
     """
 
     name: str
     n_tokens: int
     cut_from: int | None
     starts_with_bos: bool | None
-    token_texts: tuple[str, ...]
+    sha256: str = ""
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """What a report was asked for, so that it can be asked for again.
+
+    Attributes:
+        arguments: The arguments of `report` as plain values, by name.
+        device: The device that the model ran on.
+        prompts_sha256: Checksum of all prompts in their order, see `prompts.checksum`.
+    """
+
+    arguments: Mapping[str, Any]
+    device: str
+    prompts_sha256: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,11 +76,7 @@ class GalleryHead:
         rope: The layer's rotation.
         by_pair: Its contributions by pair.
         by_distance: Its contributions by distance.
-        tokens: `[window]` The tokens of the attention view, from the start of the prompt.
-        pattern: `[window, window]` Attention from each query (row) to each key (column).
-        received: `[window]` Mean attention of each key over the queries of the whole prompt that
-            can see it.
-        n_tokens: Tokens in the prompt, of which the window is the beginning.
+        maps: Its attention, queries and keys over windows of the prompt.
     """
 
     layer: int
@@ -75,10 +86,7 @@ class GalleryHead:
     rope: LayerRope
     by_pair: PairSummary
     by_distance: DistanceProfile
-    tokens: tuple[str, ...]
-    pattern: Float[np.ndarray, "window window"]
-    received: Float[np.ndarray, " window"]
-    n_tokens: int
+    maps: HeadMaps
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,6 +117,9 @@ class ReportData:
         notes: What a reader has to know about the data, one sentence each.
         left_out: What could not be measured and why, one sentence each.
         context: Context in tokens that was asked for instead of the model's own, or None.
+        tokens: `[pos]` The token at each position as text, None where prompts that are long enough
+            differ there.
+        provenance: What was asked for, for the manifest; None where that is not known.
     """
 
     version: str
@@ -132,6 +143,8 @@ class ReportData:
     notes: tuple[str, ...]
     left_out: tuple[str, ...] = ()
     context: int | None = None
+    tokens: tuple[str | None, ...] = ()
+    provenance: Provenance | None = None
 
     @property
     def usage(self) -> tuple[LayerUsage, ...]:
@@ -158,13 +171,13 @@ class ReportData:
         """What the key of a sink is called: its position, its token, and whether it is BOS."""
         from lens_rope.sink_heads import sink_name  # here: it needs torch
 
-        texts = [tuple(map(display_text, prompt.token_texts)) for prompt in self.prompts]
-        return sink_name(sink, texts, [prompt.starts_with_bos for prompt in self.prompts])
+        bos = [prompt.starts_with_bos for prompt in self.prompts]
+        return sink_name(sink, self.token_at(sink.position), bos)
 
     def token_at(self, position: int) -> str | None:
         """The token at a position as visible text; None where prompts have different ones there."""
-        texts = {p.token_texts[position] for p in self.prompts if position < p.n_tokens}
-        return display_text(texts.pop()) if len(texts) == 1 else None
+        token = self.tokens[position] if position < len(self.tokens) else None
+        return None if token is None else display_text(token)
 
     @property
     def max_relative_error(self) -> float:

@@ -9,6 +9,14 @@ import numpy as np
 
 from lens_rope.bounds import BANDS, NOTHING_STRONG, SMALLEST_P, band
 from lens_rope.patterns import PATTERNS
+from lens_rope.reporting.facts import (
+    capital,
+    count,
+    key_spectra,
+    partial_share,
+    single_pair,
+    standing_out,
+)
 from lens_rope.sink_heads import COLLAPSED
 from lens_rope.sinks import MIN_TOKENS
 from lens_rope.spec import ranges
@@ -17,9 +25,6 @@ from lens_rope.words import number, percent
 
 if TYPE_CHECKING:
     from lens_rope.reporting.data import ReportData
-
-SINGLE_THRESHOLD = 0.3
-"""A pair is said to carry a head from this share of its score variance on."""
 
 _ROUTES = {
     "hook_rot": "read at the model's own hook_rot_q and hook_rot_k",
@@ -53,7 +58,7 @@ def notes(data: ReportData) -> tuple[str, ...]:
     cut = [prompt for prompt in data.prompts if prompt.cut_from is not None]
     if len(cut) == 1:
         out.append(
-            f"{_capital(cut[0].name)} was cut: the first {cut[0].n_tokens} of {cut[0].cut_from} "
+            f"{capital(cut[0].name)} was cut: the first {cut[0].n_tokens} of {cut[0].cut_from} "
             "tokens were read."
         )
     elif cut:
@@ -82,7 +87,7 @@ def notes(data: ReportData) -> tuple[str, ...]:
     if unread:
         spectrum = data.spectra[0].pre
         out.append(
-            f"{_count(spectrum.n_tokens, 'token')} cannot fill the {len(spectrum.eigenvalues)} "
+            f"{count(spectrum.n_tokens, 'token')} cannot fill the {len(spectrum.eigenvalues)} "
             "components of a layer's keys, so ranks and the share of eigenvalues near zero are "
             "left out; give more text."
         )
@@ -99,8 +104,8 @@ def _verified(data: ReportData) -> str:
     routes = sorted({check.route for check in data.checks})
     how = " or ".join(_ROUTES.get(route, route) for route in routes)
     return (
-        f"Verified: the attention scores of {_count(len(data.checks), 'layer')} × "
-        f"{_count(data.model.n_heads, 'head')}, rebuilt from queries and keys {how}, match the "
+        f"Verified: the attention scores of {count(len(data.checks), 'layer')} × "
+        f"{count(data.model.n_heads, 'head')}, rebuilt from queries and keys {how}, match the "
         f"model's own within {worst.relative_error:.1e} (relative error, worst in layer "
         f"{worst.layer}; {data.tolerance:.0e} is accepted)."
     )
@@ -112,13 +117,13 @@ def _partial_cycles(data: ReportData) -> str:
     if not pairs:
         return ""
     without = sum(not rope.n_pairs for rope in data.rope.layers)
-    tail = f" {_count(without, 'layer')} without RoPE left out." if without else ""
+    tail = f" {count(without, 'layer')} without RoPE left out." if without else ""
     if not partial:
         return (
             f"Every one of the {pairs} rotary pairs (layers × pairs) turns at least once over the "
             f"layer's context.{tail}"
         )
-    query, key = (_partial_share(data, side) for side in ("query", "key"))
+    query, key = (partial_share(data, side) for side in ("query", "key"))
     if query is None or key is None:
         return ""
     contrast = "but" if min(query, key) > 1.2 * partial / pairs else "and"
@@ -129,27 +134,9 @@ def _partial_cycles(data: ReportData) -> str:
     )
 
 
-def _partial_share(data: ReportData, side: str) -> float | None:
-    """Share of the summed mean pair magnitude that lies in partial cycles."""
-    inside = total = 0.0
-    for rope, usage in zip(data.rope.layers, data.usage, strict=True):
-        values = np.asarray(getattr(usage, side), dtype=np.float64)
-        inside += float(values[rope.cycles < 1].sum())
-        total += float(values.sum())
-    return inside / total if total > 0 else None
-
-
 def _outlier(data: ReportData) -> str:
     """The pair that stands out most in its layer's keys."""
-    best: tuple[float, int, int] | None = None
-    for rope, usage in zip(data.rope.layers, data.usage, strict=True):
-        key = np.asarray(usage.key, dtype=np.float64)
-        if key.size < 2 or not np.median(key) > 0:
-            continue
-        pair = int(np.argmax(key))
-        ratio = float(key[pair] / np.median(key))
-        if best is None or ratio > best[0]:
-            best = (ratio, rope.layer, pair)
+    best = standing_out(data)
     if best is None:
         return ""
     ratio, layer, pair = best
@@ -166,7 +153,7 @@ def _too_short(data: ReportData) -> str:
     n = data.shortest_prompt
     uniform = sum(1 / seen for seen in range(1, n + 1)) / n
     return (
-        f"Attention sinks: prompts of {_count(n, 'token')} are too short to tell sinks, because "
+        f"Attention sinks: prompts of {count(n, 'token')} are too short to tell sinks, because "
         f"uniform attention alone would give the first key {percent(uniform)}; give at least "
         f"{MIN_TOKENS} tokens."
     )
@@ -205,8 +192,7 @@ def _sinks(data: ReportData) -> str:
     position, times = min(elsewhere.items(), key=lambda entry: (-entry[1], entry[0]))
     token = data.token_at(position)
     where = f"position {position}" + (f", “{token}”" if token else "")
-    count = sum(elsewhere.values())
-    others = f"{count} to a key elsewhere, most often {where} ({times})"
+    others = f"{sum(elsewhere.values())} to a key elsewhere, most often {where} ({times})"
     if not is_same:
         others += "; where prompts differ, the position with the largest share over all counts"
     if not at_zero:
@@ -223,8 +209,8 @@ def _makers(data: ReportData) -> str:
     most, times = min(bands.items(), key=lambda item: (-item[1], BANDS.index(item[0])))
     pairs = Counter(sink.best_pair for sink in sinks)
     often = ", ".join(
-        f"pair {pair} in {count}"
-        for pair, count in sorted(pairs.items(), key=lambda item: (-item[1], item[0]))[:3]
+        f"pair {pair} in {times_best}"
+        for pair, times_best in sorted(pairs.items(), key=lambda item: (-item[1], item[0]))[:3]
     )
     total = sum(rope.n_pairs for rope in data.rope.layers)
     base = sum(band(c) == most for rope in data.rope.layers for c in rope.cycles) / total
@@ -243,7 +229,7 @@ def _makers(data: ReportData) -> str:
     )
     return (
         f"{lead}: without the contributions of their best pair, {collapsed} of "
-        f"{_count(len(sinks), 'sink head')} ({percent(collapsed / len(sinks))}) fall below a sink "
+        f"{count(len(sinks), 'sink head')} ({percent(collapsed / len(sinks))}) fall below a sink "
         f"share of {percent(COLLAPSED)}{control}. The best pair is most often "
         f"{_BAND_PHRASE[most]} ({times} of {len(sinks)}; {percent(base)} of all pairs are): "
         f"{often}. It pushes the other keys down more than it lifts the sink in {pushing} of "
@@ -269,15 +255,15 @@ def _intervention(data: ReportData) -> str:
     fallen, control_fallen = "", ""
     if collapse.n_heads:
         fallen = (
-            f", and {percent(collapse.collapsed)} of {_count(collapse.n_heads, 'sink')} fall below "
+            f", and {percent(collapse.collapsed)} of {count(collapse.n_heads, 'sink')} fall below "
             f"{percent(collapse.below)}"
         )
         control_fallen = f", and {percent(collapse.control_collapsed)} of the sinks fall"
     return (
-        f"In the running model: with the best pair of {_count(len(done.heads), 'sink head')} "
+        f"In the running model: with the best pair of {count(len(done.heads), 'sink head')} "
         f"removed from the queries, the loss on {done.prompts[0]} goes from {done.loss_before:.2f} "
         f"to {done.loss_after:.2f} nats per token{fallen}; with as many random other pairs removed "
-        f"the loss is {controls} ({_count(len(done.loss_controls), 'draw')}){control_fallen}."
+        f"the loss is {controls} ({count(len(done.loss_controls), 'draw')}){control_fallen}."
     )
 
 
@@ -287,7 +273,7 @@ def _patterns(data: ReportData) -> str:
     if not counts:
         return ""
     order = sorted(counts.items(), key=lambda item: (-item[1], PATTERNS.index(item[0])))
-    named = ", ".join(f"{count} {name}" for name, count in order if name != "mixed")
+    named = ", ".join(f"{n} {name}" for name, n in order if name != "mixed")
     mixed = counts["mixed"]
     text = f"Heads by what they do: {named or 'none is named'}"
     text += f"; {mixed} of {len(data.heads)} clear no threshold" if mixed else ""
@@ -318,7 +304,7 @@ def _bounds(data: ReportData) -> str:
         "each layer's pairs"
     )
     return (
-        f"Offset features: {_count(half.n, 'pair')} of heads with an amplitude above "
+        f"Offset features: {count(half.n, 'pair')} of heads with an amplitude above "
         f"{check.strong:g} score units ({half.n_distinct} distinct by key head); "
         f"{percent(half.share)} turn at most half "
         f"a cycle over the context ({percent(half.base_rate)} of all pairs do; {chance}), "
@@ -330,50 +316,22 @@ def _bounds(data: ReportData) -> str:
 
 def _spectrum(data: ReportData) -> str:
     """What rotation does to the keys."""
-    known = [entry for entry in data.spectra if entry.pre.has_enough_tokens]
-    known = [entry for entry in known if data.rope[entry.layer].n_pairs]
-    if not known:
+    found = key_spectra(data)
+    if found is None:
         return ""
-    pre, post = (
-        np.concatenate([getattr(entry, side).eigenvalues for entry in known])
-        for side in ("pre", "post")
-    )
-    ranks = [(entry.pre.rank90, entry.post.rank90) for entry in known]
-    shares = [entry.offset_share for entry in known]
-    before, after = (float((values < NEAR_ZERO).mean()) for values in (pre, post))
-    ups = sum(b > a for a, b in ranks)
     return (
-        f"Keys before and after rotation: {percent(before)} of the eigenvalues of the layers' keys "
-        f"lie below {NEAR_ZERO:g} before RoPE and {percent(after)} after it; 90% of the variance "
-        f"takes {_median([a for a, _ in ranks])} dimensions before and "
-        f"{_median([b for _, b in ranks])} after (medians over layers; more in {ups} of "
-        f"{len(ranks)}). What rotation adds is the rotated offset alone: "
-        f"{percent(float(np.median(shares)))} of the variance after it (median)."
+        f"Keys before and after rotation: {percent(found.near_zero_before)} of the eigenvalues of "
+        f"the layers' keys lie below {NEAR_ZERO:g} before RoPE and "
+        f"{percent(found.near_zero_after)} after it; 90% of the variance takes "
+        f"{number(found.rank_before)} dimensions before and {number(found.rank_after)} after "
+        f"(medians over layers; more in {found.ups} of {found.layers}). What rotation adds is the "
+        f"rotated offset alone: {percent(found.offset_share)} of the variance after it (median)."
     )
-
-
-def _median(values: list[int | float]) -> str:
-    return number(float(np.median(values)))
 
 
 def _single_pair(data: ReportData) -> str:
-    """The head of the gallery whose scores vary most through one pair, if any is carried by one.
-
-    Shares are signed and sum to 1: a share above 1 means that other pairs work against this one.
-    """
-    if data.is_too_short_for_sinks:
-        return ""
-    best: tuple[float, int, int, int] | None = None
-    for head in data.gallery:
-        share = np.asarray(head.by_pair.share, dtype=np.float64)
-        if not share.size or not np.isfinite(share).any():
-            continue
-        pair = int(np.nanargmax(share))
-        # Fewer pairs have larger shares each, by an even spread alone.
-        if not max(SINGLE_THRESHOLD, 2 / share.size) <= share[pair] <= 1:
-            continue
-        if best is None or share[pair] > best[0]:
-            best = (float(share[pair]), head.layer, head.head, pair)
+    """The head of the gallery whose scores vary most through one pair, if any is carried by one."""
+    best = single_pair(data)
     if best is None:
         return ""
     share, layer, head, pair = best
@@ -385,11 +343,3 @@ def _single_pair(data: ReportData) -> str:
         f"{data.prompts[0].name}; an even spread over {rope.n_pairs} pairs would give "
         f"{percent(1 / rope.n_pairs)} each."
     )
-
-
-def _count(n: int, noun: str) -> str:
-    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]

@@ -9,8 +9,8 @@ import numpy as np
 
 from lens_rope.decomposition import decompose
 from lens_rope.reporting.data import PREVIOUS_THRESHOLD, GalleryHead
-from lens_rope.sinks import MIN_TOKENS, SINK_THRESHOLD, sink_shares
-from lens_rope.views.heads import MAX_WINDOW
+from lens_rope.sinks import MIN_TOKENS, SINK_THRESHOLD
+from lens_rope.views.heads import MAX_BYTES, head_maps, telling_pairs
 from lens_rope.words import percent
 
 if TYPE_CHECKING:
@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from lens_rope.sinks import HeadShares
 
 PER_REASON = 2
+
+GALLERY_BYTES = 5_000_000
+"""Most bytes that the windows of all heads take up in the page, unless one window each takes more.
+
+The six heads of the demo model have all their windows in it."""
 
 RULE_ASKED = "The heads that were asked for."
 
@@ -46,8 +51,10 @@ def build_gallery(
         chosen, rule = _choose(qk, shares, progress)
         if n_prompts > 1:
             rule += f" All on {qk.prompts[0].name} alone, the first of {n_prompts} prompts."
+    max_bytes = min(GALLERY_BYTES // max(len(chosen), 1), MAX_BYTES)
     built = [
-        _gallery_head(qk, layer, head, tuple(reasons)) for (layer, head), reasons in chosen.items()
+        _gallery_head(qk, layer, head, tuple(reasons), max_bytes)
+        for (layer, head), reasons in chosen.items()
     ]
     return tuple(built), rule
 
@@ -136,22 +143,17 @@ def _leaders(
 
 
 def _gallery_head(
-    qk: RotaryCapture, layer: int, head: int, reasons: tuple[str, ...]
+    qk: RotaryCapture, layer: int, head: int, reasons: tuple[str, ...], max_bytes: int
 ) -> GalleryHead:
     split = decompose(qk, layer, head)
-    record, prompt = qk.layer(layer), qk.prompts[0]
-    pattern = np.asarray(split.pattern(), dtype=np.float64)
-    window = slice(0, min(MAX_WINDOW, len(prompt)))
+    by_pair = split.by_pair()
     return GalleryHead(
         layer=layer,
         head=head,
         kv_head=split.kv_head,
         reasons=reasons,
-        rope=record.rope,
-        by_pair=split.by_pair(),
+        rope=split.rope,
+        by_pair=by_pair,
         by_distance=split.by_distance(),
-        tokens=prompt.tokens[window],
-        pattern=pattern[window, window],
-        received=sink_shares(record, head)[window],
-        n_tokens=len(prompt),
+        maps=head_maps(split, telling_pairs(by_pair), max_bytes=max_bytes),
     )

@@ -14,6 +14,7 @@ from lens_rope.bounds import SMALLEST_P
 from lens_rope.heads import rule
 from lens_rope.offsets import CONSTANCY, RELATIVE
 from lens_rope.patterns import PATTERNS
+from lens_rope.reporting.headlines import headlines
 from lens_rope.reporting.tables import features_of
 from lens_rope.reporting.write import GENERATOR
 from lens_rope.sink_heads import CONTROL_QUERIES, EXACT_PAIRS, sentence
@@ -26,9 +27,9 @@ from lens_rope.views import (
     sink_figures,
     spectrum_figures,
 )
-from lens_rope.views.colors import GRID, INK, SCALES
+from lens_rope.views.colors import THEME
 from lens_rope.views.head_figures import MIN_COUNT, distance_curves, pair_bars
-from lens_rope.views.heads import HeadView, attention_view, received_view
+from lens_rope.views.heads import SCRIPTS
 from lens_rope.views.libraries import (
     asset,
     circuitsvis_js,
@@ -58,21 +59,15 @@ STRIPS = 4
 
 @dataclass(frozen=True)
 class PageFigure:
-    """A figure as a page needs it: `id` and `label` for the element, `json` for its script."""
+    """A figure as a page needs it: `id` and `label` for the element, `json` for its script.
+
+    `title` is what its downloads are called.
+    """
 
     id: str
+    title: str
     label: str
     height: int
-    json: Markup
-
-
-@dataclass(frozen=True)
-class PageView:
-    """A CircuitsVis view as a page needs it."""
-
-    id: str
-    label: str
-    view: HeadView
     json: Markup
 
 
@@ -81,18 +76,19 @@ def render(data: ReportData) -> str:
     # Ids are a count, not random, so that the same report is the same page.
     ids = iter(range(10**6))
 
-    def figure(fig: go.Figure) -> PageFigure:
+    def figure(fig: go.Figure, of: str = "") -> PageFigure:
         layout: Any = fig.layout
+        if of:
+            # Figures of several heads are of the same kind; what they are called tells them apart.
+            fig.update_layout(meta={**layout.meta, "title": f"{layout.meta['title']}, {of}"})
         return PageFigure(
             f"fig-{next(ids)}",
+            layout.meta["title"],
             layout.meta["label"],
             int(layout.height),
             # Plotly's own JSON packs arrays of numbers.
             Markup(safe_json(fig.to_json(remove_uids=True) or "{}")),
         )
-
-    def view(head_view: HeadView, label: str) -> PageView:
-        return PageView(f"view-{next(ids)}", label, head_view, Markup(head_view.to_json()))
 
     ropes = data.rope.layers
     groups = rope_figures.rope_groups(ropes)
@@ -104,6 +100,7 @@ def render(data: ReportData) -> str:
     spectrum = KeySpectrum(data.model, data.spectra, data.spectra[0].pre.n_tokens, ())
     context = {
         "data": data,
+        "headlines": headlines(data),
         "generator": Markup(GENERATOR + f' {data.version}">'),
         "key_figure": figure(figures.usage_map(ropes, data.usage, "both", relative=True)),
         "verification_figure": figure(figures.verification_dots(data.checks, data.tolerance)),
@@ -111,7 +108,8 @@ def render(data: ReportData) -> str:
         "cycles_curve": figure(rope_figures.cycles_curve(ropes)) if rotary else None,
         "cycles_map": figure(rope_figures.cycles_map(ropes)) if len(groups) > 1 else None,
         "strips": [
-            (layers, figure(rope_figures.rotation_strips(rope))) for layers, rope in rotary[:STRIPS]
+            (layers, figure(rope_figures.rotation_strips(rope), f"layers {layers}"))
+            for layers, rope in rotary[:STRIPS]
         ],
         "more_strips": max(0, len(rotary) - STRIPS),
         "usage_figures": [
@@ -150,30 +148,25 @@ def render(data: ReportData) -> str:
         "previous_figure": figure(figures.share_map(data.shares, "previous")),
         "sink_rows": [] if marked is None else _sink_rows(data),
         "pattern_only": any(check.route == "hook_cos_pattern" for check in data.checks),
-        "gallery": [_gallery(head, figure, view) for head in data.gallery],
+        "gallery": [_gallery(head, figure) for head in data.gallery],
         "plotly_js": Markup(plotly_js()),
         "circuitsvis_js": Markup(circuitsvis_js()),
         "figure_js": Markup(asset("figure.js")),
-        "theme": Markup(script_json({"scales": SCALES, "ink": INK, "grid": GRID})),
+        "head_js": Markup("\n".join(asset(name) for name in SCRIPTS)),
+        "head_css": Markup(asset("head.css")),
+        "theme": Markup(script_json(THEME)),
         "min_count": MIN_COUNT,
     }
     return environment().get_template("report.html").render(context)
 
 
-def _gallery(head: GalleryHead, figure: Any, view: Any) -> dict[str, Any]:
+def _gallery(head: GalleryHead, figure: Any) -> dict[str, Any]:
     name = f"layer {head.layer} head {head.head}"
     return {
         "head": head,
-        "bars": figure(pair_bars(head.by_pair, head.rope)),
-        "curves": figure(distance_curves(head.by_distance, head.by_pair, head.rope)),
-        "attention": view(
-            attention_view(head.pattern, head.tokens),
-            f"Attention of {name}, query tokens by key tokens",
-        ),
-        "received": view(
-            received_view(head.received, head.tokens),
-            f"Tokens coloured by the attention that {name} gives them",
-        ),
+        "bars": figure(pair_bars(head.by_pair, head.rope), name),
+        "curves": figure(distance_curves(head.by_distance, head.by_pair, head.rope), name),
+        "maps": Markup(head.maps.to_json()),
     }
 
 

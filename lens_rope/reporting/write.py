@@ -3,18 +3,25 @@
 A report is written into a temporary folder beside its place and renamed into it. An earlier report
 is moved aside first and put back if that fails. A small marker file tells our folders from others
 and carries what an index needs, so that an index can be made from any set of folders.
+
+A process that is killed cannot clean up. Its temporary folder stays, with a lock that nobody holds
+any more, and whoever writes beside it next puts an earlier report back and removes the folder.
 """
 
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import filelock
 
 from lens_rope.errors import OutputError
 from lens_rope.reporting.data import SCHEMA
@@ -24,7 +31,13 @@ if TYPE_CHECKING:
 
 MARKER = ".lens-rope-report.json"
 GENERATOR = '<meta name="generator" content="lens-rope'
+RUN_SCHEMA = "lens-rope-run/1"
 _TEMPORARY = ".lens-rope-tmp-"
+# What a temporary folder holds: its lock, the name of the folder that is to be replaced, what is
+# being written, and what was moved aside.
+_LOCK, _TARGET, _NEW, _OLD = "lock", "target", "new", "old"
+# A folder without a lock is of a process that was killed before it had one, or is having one made.
+_UNLOCKED_FOR = 3600.0
 # What desktops leave in every folder that somebody looks at.
 _LITTER = frozenset((".DS_Store", "Thumbs.db", "desktop.ini"))
 _MARKER_TYPES: dict[str, type | tuple[type, ...]] = {
@@ -40,6 +53,17 @@ _MARKER_TYPES: dict[str, type | tuple[type, ...]] = {
     "findings": list,
     "files": list,
 }
+
+
+def now() -> str:
+    """Now, or the moment that SOURCE_DATE_EPOCH names, for builds that must be reproducible."""
+    epoch = os.environ.get("SOURCE_DATE_EPOCH", "")
+    moment = (
+        datetime.datetime.fromtimestamp(int(epoch), datetime.timezone.utc)
+        if epoch.isdigit()
+        else datetime.datetime.now(datetime.timezone.utc)
+    )
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def write_report(folder: str | Path, files: Mapping[str, str], data: ReportData) -> Path:
@@ -95,11 +119,44 @@ def write_index(folder: str | Path, text: str) -> Path:
     Raises:
         OutputError: There is an `index.html` that lens_rope did not write, or it cannot be written.
     """
-    folder = Path(folder)
-    path = folder / "index.html"
     check_index(folder)
+    return _write_file(Path(folder) / "index.html", text)
+
+
+def write_run(folder: str | Path, record: Mapping[str, Any]) -> Path:
+    """Writes `run.json`, the record of a run over several models, into a folder of reports.
+
+    Raises:
+        OutputError: There is a `run.json` that lens_rope did not write, or it cannot be written.
+    """
+    check_run(folder)
+    text = json.dumps(record, ensure_ascii=False, allow_nan=False, indent=1) + "\n"
+    return _write_file(Path(folder) / "run.json", text)
+
+
+def check_run(folder: str | Path) -> None:
+    """Refuses a folder whose `run.json` is not ours.
+
+    Raises:
+        OutputError: There is a `run.json` that lens_rope did not write.
+    """
+    path = Path(folder) / "run.json"
+    with _output_errors(path):
+        if not os.path.lexists(path):
+            return
+        try:
+            schema = json.loads(path.read_text(encoding="utf-8"))["schema"]
+        except (IsADirectoryError, ValueError, RecursionError, KeyError, TypeError):
+            schema = None
+        if schema != RUN_SCHEMA:
+            raise OutputError(
+                f"{path} was not written by lens-rope and is left alone; choose another folder"
+            )
+
+
+def _write_file(path: Path, text: str) -> Path:
     with _output_errors(path), _temporary_beside(path) as temporary:
-        new = temporary / "index.html"
+        new = temporary / path.name
         new.write_text(text, encoding="utf-8", newline="\n")
         os.replace(new, path)
     return path
@@ -132,6 +189,39 @@ def read_markers(folder: str | Path) -> list[tuple[str, dict[str, Any]]]:
         if marker is not None:
             found.append((path.parent.name, marker))
     return found
+
+
+def read_marker(folder: str | Path) -> dict[str, Any] | None:
+    """The marker of one report, None where there is no report or not every file of it."""
+    folder = Path(folder)
+    marker = _read_marker(folder)
+    if marker is None or not all((folder / name).is_file() for name in marker["files"]):
+        return None
+    return marker
+
+
+def recover(folder: str | Path) -> None:
+    """Tidies up in a folder after processes that were killed while they wrote there.
+
+    A report that was moved aside and not replaced is put back. What a running process is writing
+    is left alone.
+    """
+    for temporary in Path(folder).glob(f"{_TEMPORARY}*"):
+        lock_file = temporary / _LOCK
+        if not lock_file.exists():
+            with contextlib.suppress(OSError):
+                if time.time() - temporary.stat().st_mtime > _UNLOCKED_FOR:
+                    shutil.rmtree(temporary, ignore_errors=True)
+            continue
+        lock = filelock.FileLock(lock_file)
+        try:
+            lock.acquire(timeout=0)
+        except (filelock.Timeout, OSError, NotImplementedError):
+            continue  # in use, gone by now, or not ours to touch
+        try:
+            _discard(temporary)
+        finally:
+            lock.release()
 
 
 def _read_marker(folder: Path) -> dict[str, Any] | None:
@@ -176,21 +266,14 @@ def _refuse_foreign(folder: Path) -> None:
             )
 
 
-def _move_into_place(temporary: Path, folder: Path) -> None:
+def _move_into_place(new: Path, folder: Path) -> None:
+    """Puts `new`, which `_temporary_beside(folder)` gave, into the place of `folder`."""
     _refuse_foreign(folder)
     # A symbolic link keeps pointing where it did: what it points to is replaced.
     folder = folder.resolve()
-    if not folder.exists():
-        os.rename(temporary, folder)
-        return
-    with _temporary_beside(folder) as aside:
-        old = aside / "old"
-        os.rename(folder, old)
-        try:
-            os.rename(temporary, folder)
-        except BaseException:
-            os.rename(old, folder)
-            raise
+    if folder.exists():
+        os.rename(folder, new.parent / _OLD)
+    os.rename(new, folder)
 
 
 @contextlib.contextmanager
@@ -199,21 +282,62 @@ def _temporary_beside(path: Path) -> Iterator[Path]:
 
     Folders above `path` that do not exist are made, and removed again when they end up empty.
     """
-    parent = path.resolve().parent
-    made = [p for p in (parent, *parent.parents) if not p.exists()]
-    parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=parent))
-    # mkdtemp makes a folder that only its owner can enter; a report is an ordinary folder.
-    umask = os.umask(0)
-    os.umask(umask)
-    temporary.chmod(0o777 & ~umask)
+    path = path.resolve()
+    made = [p for p in (path.parent, *path.parent.parents) if not p.exists()]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    recover(path.parent)
+    temporary = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=path.parent))
+    lock = None
     try:
-        yield temporary
+        (temporary / _TARGET).write_text(path.name, encoding="utf-8", errors="surrogateescape")
+        lock = _locked(temporary)
+        # Not the folder of mkdtemp: that one can only be entered by its owner.
+        new = temporary / _NEW
+        new.mkdir()
+        yield new
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        _discard(temporary)
+        if lock is not None:
+            lock.release()
         for folder in made:
             with contextlib.suppress(OSError):
                 folder.rmdir()
+
+
+def _locked(temporary: Path) -> filelock.BaseFileLock | None:
+    """A lock that tells others that this process is at work here; the system drops it with us.
+
+    None on file systems without locks, where leftovers are told by their age.
+    """
+    # It is taken under another name, so that nobody ever sees it free.
+    lock = filelock.FileLock(temporary / f"{_LOCK}.new")
+    try:
+        lock.acquire(timeout=0)
+        os.rename(temporary / f"{_LOCK}.new", temporary / _LOCK)
+    except (filelock.Timeout, NotImplementedError, PermissionError):
+        lock.release()
+        return None
+    return lock
+
+
+def _discard(temporary: Path) -> None:
+    """Removes a temporary folder; a report that was moved aside is put back if its place is free.
+
+    This is also what happens after an error or an interrupt at any point of the move. Where putting
+    back fails the folder stays, and the next one who writes here tries again.
+    """
+    try:
+        if (temporary / _OLD).exists():
+            name = (temporary / _TARGET).read_text(encoding="utf-8", errors="surrogateescape")
+            place = temporary.parent / Path(name).name
+            if not os.path.lexists(place):
+                os.rename(temporary / _OLD, place)
+    except OSError:
+        return
+    # The lock goes last: a leftover without it is not looked at for an hour.
+    for entry in (_NEW, _OLD):
+        shutil.rmtree(temporary / entry, ignore_errors=True)
+    shutil.rmtree(temporary, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import plotly.graph_objects as go
 
-from lens_rope.views.colors import MARK, MISSING
+from lens_rope.views.colors import INK, MARK, MISSING
 from lens_rope.words import number
 
 if TYPE_CHECKING:
@@ -61,6 +61,8 @@ def add_cells(
                 z=np.where(missing, 1.0, np.nan).astype(np.float32),
                 text=[["×" if gone else "" for gone in row] for row in missing],
                 texttemplate="%{text}",
+                textfont={"color": INK["light"]},
+                meta="ink",
                 customdata=customdata,
                 colorscale=[[0, MISSING], [1, MISSING]],
                 showscale=False,

@@ -39,6 +39,10 @@ SCALES: dict[str, dict[Scale, list[tuple[float, str]]]] = {
 
 INK = {"light": "#22272c", "dark": "#dfe3e7"}
 GRID = {"light": "#e4e6e8", "dark": "#2f353b"}
+# Words in the colour of marks; the marks themselves are too pale to be read as text.
+MARK_TEXT = {"light": "#9a5510", "dark": "#e8a45c"}
+THEME = {"scales": SCALES, "ink": INK, "grid": GRID, "mark": MARK_TEXT}
+"""What `figure.js` needs to give a figure its light or its dark form."""
 # Legible on either page, so they need no second form.
 MISSING = "#9aa1a8"
 MARK = "#d9822b"

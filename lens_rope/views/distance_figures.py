@@ -9,6 +9,7 @@ import plotly.graph_objects as go
 
 from lens_rope.errors import InputError
 from lens_rope.views.colors import INK, MARK, pair_color
+from lens_rope.views.downloads import add_table
 from lens_rope.views.layout import figure
 from lens_rope.words import number
 
@@ -86,7 +87,23 @@ def distance_curve_figure(curve: DistanceCurve, *, pairs: Sequence[int] | None =
         zeroline=False,
     )
     fig.update_yaxes(zeroline=True)
-    return fig
+    parts = [
+        *((f"pair {pair}", curve.contribution[:, pair]) for pair in pairs), ("total", curve.total),
+    ]  # fmt: skip
+    reduced = [bins.reduce(values) for _, values in parts]
+    return add_table(
+        fig,
+        f"Score over distance of layer {layer} head {head}",
+        {
+            "part": [name for name, _ in parts for _ in bins.x],
+            "distance_from_tokens": np.tile(bins.first, len(parts)),
+            "distance_to_tokens": np.tile(bins.last, len(parts)),
+            **{
+                f"{name}_score_units": np.concatenate([values[i] for values in reduced])
+                for i, name in enumerate(("mean", "lowest", "highest"))
+            },
+        },
+    )
 
 
 class _Bins:

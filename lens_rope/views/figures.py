@@ -20,7 +20,8 @@ from lens_rope.views.cells import (
     row_axis,
     stacked,
 )
-from lens_rope.views.colors import MARK
+from lens_rope.views.colors import MARK, MARK_TEXT
+from lens_rope.views.downloads import add_table, cell_columns, pair_columns
 from lens_rope.views.layout import color_axis, figure, log_ticks, map_height
 from lens_rope.words import number
 
@@ -90,7 +91,10 @@ def usage_map(
     unit = "× the layer's median" if relative else "activation units"
     pair_cells(fig, ropes, logs, values, unit, what=f"{name} magnitude")
     partial_line(fig, ropes)
-    return fig
+    column = name.replace(" ", "_") + "_magnitude"
+    column += "_over_layer_median" if relative else "_activation_units"
+    title = f"{name.capitalize()} magnitude by layer and rotary pair"
+    return add_table(fig, title, pair_columns(ropes, **{column: values}))
 
 
 def share_map(
@@ -146,7 +150,14 @@ def share_map(
     fig.update_xaxes(range=[-0.5, values.shape[1] - 0.5], showgrid=False, zeroline=False)
     if values.shape[1] <= 24:
         fig.update_xaxes(dtick=1)
-    return fig
+    shown = {f"{kind}_share": values}
+    if kind == "sink":
+        positions = [np.asarray(entry.sink_position, dtype=np.float64) for entry in shares]
+        shown["strongest_key_position"] = stacked(positions)
+    layers = [entry.layer for entry in shares]
+    return add_table(
+        fig, f"{title.capitalize()} by layer and head", cell_columns(layers, "head", **shown)
+    )
 
 
 def verification_dots(checks: Sequence[LayerCheck], tolerance: float) -> go.Figure:
@@ -184,12 +195,22 @@ def verification_dots(checks: Sequence[LayerCheck], tolerance: float) -> go.Figu
     # On a logarithmic axis shapes take values and annotations take logarithms.
     fig.add_annotation(
         x=1, xref="paper", y=float(np.log10(tolerance)), yref="y", xanchor="right",
-        yanchor="bottom", text=f"tolerance {tolerance:.0e}", showarrow=False, font={"color": MARK},
+        yanchor="bottom", text=f"tolerance {tolerance:.0e}", showarrow=False,
+        font={"color": MARK_TEXT["light"]},
     )  # fmt: skip
     low, high = np.log10(min(errors) / 3), np.log10(max(tolerance, *errors) * 3)
     fig.update_yaxes(range=[low, high], dtick=1, exponentformat="power", zeroline=False)
     fig.update_xaxes(zeroline=False, showgrid=False)
-    return fig
+    return add_table(
+        fig,
+        "Relative error of the recomputed scores by layer",
+        {
+            "layer": [check.layer for check in checks],
+            "relative_error": [check.score for check in checks],
+            "tolerance": tolerance,
+            "route": [check.route for check in checks],
+        },
+    )
 
 
 def _magnitude(usage: LayerUsage, side: Side) -> np.ndarray:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import plotly.graph_objects as go
 
 from lens_rope.views.colors import INK, PASS_THROUGH, pair_color
+from lens_rope.views.downloads import add_table
 from lens_rope.views.layout import figure
 from lens_rope.words import number
 
@@ -77,7 +78,25 @@ def pair_bars(summary: PairSummary, rope: LayerRope) -> go.Figure:
         )
     fig.update_xaxes(showgrid=False, zeroline=False)
     fig.update_yaxes(tickformat=".0%", zeroline=True)
-    return fig
+    names = [str(pair) for pair in range(rope.n_pairs)]
+    columns = {
+        "wavelength_tokens": list(rope.wavelength),
+        "share_of_score_variance": list(summary.share),
+        "rms_contribution_score_units": list(summary.rms),
+        "mean_contribution_score_units": list(summary.mean),
+    }
+    if len(rope.pass_components):
+        names.append("pass-through")
+        rest = (
+            np.nan, summary.pass_through_share, summary.pass_through_rms, summary.pass_through_mean,
+        )  # fmt: skip
+        for column, value in zip(columns.values(), rest, strict=True):
+            column.append(float(value))
+    return add_table(
+        fig,
+        "Share of the score variance by rotary pair",
+        {"layer": rope.layer, "pair": names, **columns},
+    )
 
 
 def distance_curves(
@@ -145,7 +164,18 @@ def distance_curves(
         )  # fmt: skip
     fig.update_yaxes(zeroline=True)
     fig.update_xaxes(zeroline=False, showgrid=False)
-    return fig
+    traces: Any = fig.data
+    return add_table(
+        fig,
+        "Mean score by distance",
+        {
+            "layer": rope.layer,
+            "part": [trace.name for trace in traces for _ in distance],
+            "distance_tokens": np.tile(distance, len(traces)),
+            "query_key_pairs": np.tile(count[keep], len(traces)),
+            "mean_score_units": np.concatenate([trace.y for trace in traces]),
+        },
+    )
 
 
 def strongest_pairs(summary: PairSummary, n_pairs: int) -> list[int]:

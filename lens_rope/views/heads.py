@@ -1,185 +1,340 @@
-"""One attention head as a CircuitsVis view, and how a page mounts many of them.
+"""What one attention head shows over windows of its tokens, as data for the page to draw.
 
-CircuitsVis checks nothing it is given: wrong counts, NaN and infinities draw a wrong picture or
-none, and a token can end the script block it is written into. So everything is checked here, and
-what leaves this module is JSON that is safe inside a script element. CircuitsVis' own rendering
-writes its 1.3 MB of JavaScript beside every view and gives each a random id; a page that shows
-many views takes `circuitsvis_js()` once and mounts each `HeadView` under an id of its own.
+The page forms the contribution of any pair at any cell itself, from the rotated queries and keys
+that are shipped here; so that every pair and every band can be looked at and the page stays small.
+Attention and what is visible are computed here and shipped as they are. CircuitsVis checks nothing
+that it is given, so everything is checked here.
 """
 
 from __future__ import annotations
 
+import base64
+import dataclasses
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lens_rope.decomposition import HeadDecomposition
 from lens_rope.errors import InputError
-from lens_rope.views.colors import ACCENT, MARK
+from lens_rope.records import LayerCapture, Prompt
+from lens_rope.sinks import sink_shares
+from lens_rope.views.colors import PASS_THROUGH, SCALES, pair_color
 from lens_rope.views.libraries import script_json
 from lens_rope.views.tokens import display_text
+from lens_rope.words import number
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from jaxtyping import Float, Int
 
-    from jaxtyping import Float
+    from lens_rope.results import PairSummary
+    from lens_rope.spec import LayerRope
+
+SCRIPTS = ("head_values.js", "head_views.js", "head.js")
+"""Assets that draw a head; they define `lensRopeHead`."""
 
 MAX_WINDOW = 64
-"""Most tokens that one view shows: the size of a view grows with their square."""
+"""Most tokens that are shown at once: the size of a view grows with their square."""
 
 DECIMALS = 4
-"""Decimals kept of each value; a difference of 1e-4 of attention is not visible."""
+"""Decimals kept of attention; a difference of 1e-4 is not visible."""
 
-_JOINER = "\u2060"
+MAX_BYTES = 3_000_000
+"""Most bytes that the windows of one head take up in a page, unless one window takes more."""
+
+MAX_GROUPS = 12
+"""Most pairs and bands side by side."""
 
 
-@dataclass(frozen=True)
-class HeadView:
-    """What CircuitsVis needs to draw one view.
+@dataclass(frozen=True, eq=False)
+class HeadWindow:
+    """One window of positions, of queries and keys alike.
 
     Attributes:
-        element: The CircuitsVis component.
-        props: Its properties, plain JSON values.
-        start: First position that is shown.
-        stop: One past the last position that is shown.
-        total: Number of positions there are.
+        start: First position.
+        stop: One past the last position.
+        pattern: `[window, window]` Attention from each query (row) to each key (column).
+        before: `[window]` Attention of each query to all keys before the window.
     """
 
-    element: Literal["AttentionPattern", "ColoredTokens"]
-    props: dict[str, Any]
     start: int
     stop: int
-    total: int
+    pattern: Float[np.ndarray, "window window"]
+    before: Float[np.ndarray, " window"]
+
+    @property
+    def name(self) -> str:
+        """First and last position."""
+        return f"{self.start}–{self.stop - 1}"
+
+
+@dataclass(frozen=True, eq=False)
+class HeadMaps:
+    """One head on one prompt, over the windows that are shown.
+
+    Attributes:
+        head: Index of the query head.
+        kv_head: The key head it reads.
+        prompt: Name of the prompt.
+        n_tokens: Number of tokens of the prompt.
+        record: The layer's rotation, scale and soft-cap, with the queries and keys of this head
+            alone, at the positions that are shown.
+        positions: `[shown]` Those positions, ascending.
+        tokens: `[shown]` Their tokens.
+        first_key: `[shown]` The first key that each query sees.
+        received: `[shown]` Mean attention of each key over the queries of the whole prompt that
+            see it.
+        windows: The windows, ascending.
+        opening: Index of the window that is shown first.
+        groups: Pairs that are shown side by side, each a pair or a band that is summed.
+        skipped: Number of windows left out to keep the page small.
+    """
+
+    head: int
+    kv_head: int
+    prompt: str
+    n_tokens: int
+    record: LayerCapture
+    positions: Int[np.ndarray, " shown"]
+    tokens: tuple[str, ...]
+    first_key: Int[np.ndarray, " shown"]
+    received: Float[np.ndarray, " shown"]
+    windows: tuple[HeadWindow, ...]
+    opening: int
+    groups: tuple[tuple[int, ...], ...]
+    skipped: int
+
+    @property
+    def rope(self) -> LayerRope:
+        """The layer's rotation."""
+        return self.record.rope
+
+    @property
+    def window(self) -> HeadWindow:
+        """The window that is shown first."""
+        return self.windows[self.opening]
+
+    def split(self) -> HeadDecomposition:
+        """The scores of the window that is shown first, as a decomposition of its own."""
+        at = int(np.searchsorted(self.positions, self.window.start))
+        stop = at + self.window.stop - self.window.start
+        record = dataclasses.replace(
+            self.record, q=self.record.q[at:stop], k=self.record.k[at:stop]
+        )
+        prompt = Prompt(self.prompt, tuple(range(at, stop)), self.tokens[at:stop], None)
+        return HeadDecomposition(record, 0, prompt)
+
+    def notes(self) -> list[str]:
+        """What a reader has to know about what is shown, one sentence each."""
+        notes = []
+        if self.skipped:
+            shown = len(self.windows)
+            notes.append(
+                f"Of {shown + self.skipped} windows of this prompt {shown} "
+                f"{'are' if shown > 1 else 'is'} here ({', '.join(w.name for w in self.windows)}); "
+                "the others are left out to keep this small."
+            )
+        if self.record.softcap is not None:
+            notes.append(
+                f"Scores and contributions are before the soft-cap of {number(self.record.softcap)}"
+                "; attention is after it."
+            )
+        if self.record.sinks is not None:
+            notes.append("A learned sink, which is no key, takes its part of each query.")
+        if self.rope.window is not None:
+            notes.append(
+                f"A query sees the last {self.rope.window} keys; keys it does not see are grey."
+            )
+        return notes
 
     def to_json(self) -> str:
-        """Element and properties as JSON that is safe inside a script element."""
-        return script_json({"element": self.element, "props": self.props})
-
-
-def attention_view(
-    pattern: Float[np.ndarray, "q_pos k_pos"],
-    tokens: Sequence[str],
-    *,
-    start: int = 0,
-    size: int = MAX_WINDOW,
-) -> HeadView:
-    """The attention pattern of one head over a window of positions, as a token by token matrix.
-
-    Args:
-        pattern: `[q_pos, k_pos]` Attention from each query (row) to each key (column), between 0
-            and 1; 0 where a key is not visible.
-        tokens: `[pos]` Each token as text.
-        start: First position of the window.
-        size: Positions in the window, at most `MAX_WINDOW`; fewer where the prompt ends.
-
-    Raises:
-        InputError: Shapes, counts or values do not fit together.
-    """
-    pattern = np.asarray(pattern, dtype=np.float64)
-    if pattern.ndim != 2 or pattern.shape[0] != pattern.shape[1]:
-        raise InputError(f"a pattern must be [query, key] and square; this one is {pattern.shape}")
-    start, stop = _window(len(tokens), pattern.shape[0], start, size)
-    window = pattern[start:stop, start:stop]
-    _check_values(window, "attention", low=0.0, high=1.0)
-    return HeadView(
-        "AttentionPattern",
-        {
-            "attention": _rounded(window),
-            "tokens": [display_text(token) for token in tokens[start:stop]],
-            "minValue": -1,
-            "maxValue": 1,
-            "positiveColor": ACCENT,
-            "negativeColor": MARK,
-            "upperTriColor": "#e6e8ea",
-            "maskUpperTri": True,
-        },
-        start,
-        stop,
-        len(tokens),
-    )
-
-
-def received_view(
-    values: Float[np.ndarray, " pos"],
-    tokens: Sequence[str],
-    *,
-    start: int = 0,
-    size: int = MAX_WINDOW,
-) -> HeadView:
-    """Tokens as running text, each coloured by a share it received.
-
-    Args:
-        values: `[pos]` A share between 0 and 1 for each position, such as the mean attention that
-            it receives from the queries that can see it.
-        tokens: `[pos]` Each token as text.
-        start: First position of the window.
-        size: Positions in the window, at most `MAX_WINDOW`; fewer where the prompt ends.
-
-    Raises:
-        InputError: Shapes, counts or values do not fit together.
-    """
-    values = np.asarray(values, dtype=np.float64)
-    if values.ndim != 1:
-        raise InputError(f"received shares must be [position]; these are {values.shape}")
-    start, stop = _window(len(tokens), values.shape[0], start, size)
-    window = values[start:stop]
-    _check_values(window, "a received share", low=0.0, high=1.0)
-    return HeadView(
-        "ColoredTokens",
-        {
-            "tokens": [_inert(display_text(token)) for token in tokens[start:stop]],
-            "values": _rounded(window),
-            "minValue": -1,
-            "maxValue": 1,
-            "positiveColor": ACCENT,
-            "negativeColor": MARK,
-            "paddingBottom": 0,
-        },
-        start,
-        stop,
-        len(tokens),
-    )
-
-
-def _window(n_tokens: int, n_positions: int, start: int, size: int) -> tuple[int, int]:
-    if n_tokens != n_positions:
-        raise InputError(
-            f"{n_tokens} tokens for {n_positions} positions; each position needs one token"
+        """All of it as JSON that is safe inside a script element."""
+        rope, record = self.rope, self.record
+        first, second = rope.components
+        return script_json(
+            {
+                "layer": rope.layer,
+                "head": self.head,
+                "tokens": [display_text(token) for token in self.tokens],
+                "windows": [
+                    {
+                        "name": window.name,
+                        "start": window.start,
+                        "size": window.stop - window.start,
+                        "at": int(np.searchsorted(self.positions, window.start)),
+                        "pattern": _packed(np.rint(window.pattern * 10**DECIMALS), "<u2"),
+                        "before": _rounded(window.before),
+                    }
+                    for window in self.windows
+                ],
+                "opening": self.opening,
+                "first_key": self.first_key.tolist(),
+                "received": _rounded(self.received),
+                "q": _packed(record.q[:, 0].numpy(), "<f4"),
+                "k": _packed(record.k[:, 0].numpy(), "<f4"),
+                "d_head": rope.d_head,
+                "scale": record.scale,
+                "first": first.tolist(),
+                "second": second.tolist(),
+                "rest": rope.pass_components.tolist(),
+                "wavelength": [number(value) for value in rope.wavelength],
+                "cycles": [number(value) for value in rope.cycles],
+                "colors": [pair_color(pair) for pair in range(rope.n_pairs)],
+                "groups": [list(group) for group in self.groups],
+                "notes": self.notes(),
+                "positive": SCALES["light"]["diverging"][-1][1],
+                "negative": SCALES["light"]["diverging"][0][1],
+                "share": SCALES["light"]["sequential"][4][1],
+                "pass_through": PASS_THROUGH,
+            }
         )
+
+
+def head_maps(
+    split: HeadDecomposition,
+    groups: Sequence[int | Sequence[int]] | None = None,
+    *,
+    start: int = 0,
+    size: int = MAX_WINDOW,
+    max_bytes: int = MAX_BYTES,
+) -> HeadMaps:
+    """What is needed to show one head.
+
+    Args:
+        split: The head's decomposition.
+        groups: Pairs side by side: a pair each, or several that are summed. None gives the four
+            pairs that carry most of the score variance in the first window that is shown.
+        start: First position of the window that is shown first.
+        size: Tokens in a window, at most `MAX_WINDOW`; fewer where the prompt ends.
+        max_bytes: Windows are left out until the rest takes up no more than this in a page; the
+            one at `start` stays, then the first, the last, and the others in order.
+
+    Raises:
+        InputError: A window or pair is not there, or values are not finite.
+    """
+    record, rope, head = split.record, split.rope, split.head
+    n_tokens = record.n_pos
     if not 1 <= size <= MAX_WINDOW:
-        raise InputError(f"a view shows 1 to {MAX_WINDOW} tokens, not {size}")
+        raise InputError(f"a window has 1 to {MAX_WINDOW} tokens, not {size}")
     if not 0 <= start < n_tokens:
-        raise InputError(f"the window starts at {start}, but there are {n_tokens} tokens")
-    return start, min(start + size, n_tokens)
-
-
-def _inert(text: str) -> str:
-    """Text that HTML reads as text, and that looks the same when it is shown as it is.
-
-    ColoredTokens writes a token as HTML in the line and as text in its tooltip, so escaping would
-    show in the tooltip. A word joiner, which has no width, keeps `<` and `&` from opening a tag, a
-    comment or an entity in the one and is invisible in the other.
-    """
-    return text.replace("<", f"<{_JOINER}").replace("&", f"&{_JOINER}")
-
-
-def _check_values(values: np.ndarray, what: str, *, low: float, high: float) -> None:
-    if not np.isfinite(values).all():
-        raise InputError(f"{what} must be finite; there is NaN or infinity in it")
-    slack = 1e-3  # patterns of half-precision models are off by rounding
-    if values.min() < low - slack or values.max() > high + slack:
         raise InputError(
-            f"{what} must lie between {low:g} and {high:g}; "
-            f"it ranges from {values.min():.3g} to {values.max():.3g}"
+            f"the window starts at {start}; the prompt has {n_tokens} tokens, numbered from 0"
         )
+    known = None if groups is None else checked_groups(groups, rope.n_pairs)
+    starts, skipped = _starts(n_tokens, start, size, max_bytes // _bytes(size, rope.d_head))
+    pattern = np.asarray(split.pattern(), dtype=np.float64)
+    if not np.isfinite(pattern).all():
+        raise InputError(
+            f"the attention of layer {rope.layer} head {head} holds NaN or infinity, which cannot "
+            "be shown"
+        )
+    windows = tuple(
+        HeadWindow(
+            at,
+            min(at + size, n_tokens),
+            np.round(pattern[at : at + size, at : at + size], DECIMALS),
+            pattern[at : at + size, :at].sum(axis=1),
+        )
+        for at in starts
+    )
+    positions = np.unique(np.concatenate([np.arange(w.start, w.stop) for w in windows]))
+    kv_head = split.kv_head
+    maps = HeadMaps(
+        head=head,
+        kv_head=kv_head,
+        prompt=split.prompt.name,
+        n_tokens=n_tokens,
+        record=LayerCapture(
+            rope=rope,
+            # Copies, so that the whole layer can be freed.
+            q=record.q[positions, head : head + 1].clone(),
+            k=record.k[positions, kv_head : kv_head + 1].clone(),
+            scale=record.scale,
+            softcap=record.softcap,
+            sinks=None if record.sinks is None else record.sinks[head : head + 1].clone(),
+            check=dataclasses.replace(
+                record.check, head_residual=(record.check.head_residual[head],)
+            ),
+        ),
+        positions=positions,
+        tokens=tuple(split.prompt.tokens[position] for position in positions),
+        first_key=record.visible.numpy().argmax(axis=1)[positions],
+        received=sink_shares(record, head)[positions],
+        windows=windows,
+        opening=starts.index(start),
+        groups=known or (),
+        skipped=skipped,
+    )
+    if known is not None:
+        return maps
+    return dataclasses.replace(maps, groups=telling_pairs(maps.split().by_pair()))
+
+
+def checked_groups(
+    groups: Sequence[int | Sequence[int]], n_pairs: int
+) -> tuple[tuple[int, ...], ...]:
+    """Pairs and bands as tuples of pairs.
+
+    Raises:
+        InputError: One is empty, names a pair twice or one that is not there, or there are more
+            than `MAX_GROUPS`.
+    """
+    if isinstance(groups, str | int | np.integer):
+        raise InputError(
+            f"pairs is {groups!r}; give a list of pairs and bands, like [23, (20, 21, 22)]"
+        )
+    known = []
+    for group in groups:
+        members = tuple(group) if isinstance(group, Iterable) else (group,)
+        for pair in members:
+            if isinstance(pair, bool) or not isinstance(pair, int | np.integer):
+                raise InputError(f"pair {pair!r} is no index of a pair; give whole numbers")
+            if not 0 <= pair < n_pairs:
+                raise InputError(
+                    f"pair {pair} is out of range; there are {n_pairs}, numbered from 0"
+                )
+        if not members or len(set(members)) < len(members):
+            raise InputError(f"the band {members} must name at least one pair, and each pair once")
+        known.append(tuple(sorted(map(int, members))))
+    if len(known) > MAX_GROUPS:
+        raise InputError(f"at most {MAX_GROUPS} pairs and bands fit side by side, not {len(known)}")
+    return tuple(known)
+
+
+def group_name(group: Sequence[int]) -> str:
+    """A pair or a band in words."""
+    if len(group) == 1:
+        return f"pair {group[0]}"
+    if group[-1] - group[0] == len(group) - 1:
+        return f"pairs {group[0]}–{group[-1]}"
+    return "pairs " + ", ".join(map(str, group))
+
+
+def telling_pairs(summary: PairSummary, n_pairs: int = 4) -> tuple[tuple[int, ...], ...]:
+    """The pairs with the largest share, of either sign, of the score variance within a query."""
+    # Where scores do not vary within a query (one token), the largest contributions stand in.
+    size = summary.rms if np.isnan(summary.share).all() else np.abs(summary.share)
+    return tuple((int(pair),) for pair in np.argsort(-size, kind="stable")[:n_pairs])
+
+
+def _starts(n_tokens: int, start: int, size: int, most: int) -> tuple[list[int], int]:
+    """First positions of the windows that are shown, and how many are not."""
+    last = max(n_tokens - size, 0)
+    tiles = sorted({*range(0, last + 1, size), last, start})
+    kept = list(dict.fromkeys([start, 0, last, *tiles]))[: max(most, 1)]
+    return sorted(kept), len(tiles) - len(kept)
+
+
+def _bytes(size: int, d_head: int) -> int:
+    """About how much of a page one window takes: queries, keys and pattern in base64."""
+    return (2 * size * d_head * 4 + size * size * 2) * 4 // 3 + 40 * size
+
+
+def _packed(values: np.ndarray, dtype: str) -> str:
+    return base64.b64encode(np.ascontiguousarray(values, dtype=dtype).tobytes()).decode()
 
 
 def _rounded(values: np.ndarray) -> list[Any]:
-    # Adding zero turns -0.0 into 0.0; whole numbers are written without a decimal point, which
-    # saves a third of a causal pattern.
-    def plain(value: Any) -> Any:
-        if isinstance(value, list):
-            return [plain(v) for v in value]
-        return int(value) if value == int(value) else value
-
-    return plain((np.round(values, DECIMALS) + 0.0).tolist())
+    # Adding zero turns -0.0 into 0.0.
+    return (np.round(values, DECIMALS) + 0.0).tolist()

@@ -75,7 +75,7 @@ def color_axis(
         "cmax": high,
         "colorbar": {
             "orientation": "h", "thickness": 10, "len": 1.0, "x": 0, "xanchor": "left", "y": 1.0,
-            "yanchor": "bottom", "outlinewidth": 0, "ticks": "outside", "ticklen": 3,
+            "yanchor": "bottom", "ypad": 2, "outlinewidth": 0, "ticks": "outside", "ticklen": 3,
             "title": {"text": title, "side": "top"},
             **colorbar,
         },

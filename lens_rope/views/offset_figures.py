@@ -9,7 +9,8 @@ import plotly.graph_objects as go
 
 from lens_rope.errors import InputError
 from lens_rope.views.cells import add_cells, row_axis, stacked
-from lens_rope.views.colors import MARK, MISSING, pair_color
+from lens_rope.views.colors import INK, MARK, MARK_TEXT, MISSING, pair_color
+from lens_rope.views.downloads import add_table, cell_columns
 from lens_rope.views.layout import color_axis, figure, log_ticks, map_height
 from lens_rope.words import number
 
@@ -88,7 +89,16 @@ def component_map(
     _border_lines(fig, ropes, solid, "solid", "between rotated and not rotated components")
     row_axis(fig, [rope.layer for rope in ropes], "layer")
     fig.update_xaxes(range=[-0.5, values.shape[1] - 0.5], showgrid=False, zeroline=False)
-    return fig
+    pair = np.full(values.shape, np.nan)
+    for row, rope in zip(pair, ropes, strict=True):
+        for components in rope.components:
+            row[components] = np.arange(rope.n_pairs)
+    columns = {"pair": pair, f"{statistic}_absolute_value_activation_units": values}
+    return add_table(
+        fig,
+        f"{title.capitalize()} by layer and component",
+        cell_columns([rope.layer for rope in ropes], "component", **columns),
+    )
 
 
 def bounds_plot(check: BoundsCheck) -> go.Figure:
@@ -118,6 +128,7 @@ def bounds_plot(check: BoundsCheck) -> go.Figure:
             "with the region that the bounds allow shaded"
         ),
         yaxis_title="angle φ between query and key offset",
+        yaxis_title_standoff=14,
         xaxis_type="log",
         margin={"l": 60, "r": 12, "t": 44, "b": 44},
         showlegend=True,
@@ -136,7 +147,7 @@ def bounds_plot(check: BoundsCheck) -> go.Figure:
         # On a logarithmic axis shapes take values and annotations take logarithms.
         fig.add_annotation(
             x=float(np.log10(x)), y=1, yref="paper", text=text, showarrow=False, xanchor=anchor,
-            yanchor="bottom", font={"color": MARK},
+            yanchor="bottom", font={"color": MARK_TEXT["light"]},
         )  # fmt: skip
     within = np.asarray(table["within_region"], dtype=bool)
     place = np.where(turn == 0, zero_at, turn)
@@ -167,7 +178,13 @@ def bounds_plot(check: BoundsCheck) -> go.Figure:
         ticktext=["0", "π/2", "π", "3π/2", "2π"],
         zeroline=False,
     )
-    return fig
+    names = {
+        "layer": "layer", "head": "head", "pair": "pair", "amplitude": "amplitude_score_units",
+        "angle": "angle_rad", "turn": "turn_over_context_rad", "cycles": "cycles_over_context",
+        "within_region": "within_all_bounds",
+    }  # fmt: skip
+    columns = {new: table[old].to_numpy() for old, new in names.items()}
+    return add_table(fig, "Strong offset features against the bounds", columns)
 
 
 def _borders(ropes: Sequence[LayerRope]) -> tuple[list[float], list[float]]:
@@ -310,7 +327,8 @@ def _name_pairs(fig: go.Figure, table: pd.DataFrame, place: np.ndarray, *, apart
             y=[PAIRS_AT] * len(columns),
             mode="text",
             text=[str(pair) for _, pair in columns],
-            textfont={"size": 11, "color": [pair_color(pair) for _, pair in columns]},
+            textfont={"size": 11, "color": INK["light"]},
+            meta="ink",
             hoverinfo="skip",
             showlegend=False,
             name="pairs",

@@ -13,7 +13,8 @@ import plotly.graph_objects as go
 from lens_rope.offset_shares import PARTS
 from lens_rope.patterns import PATTERNS
 from lens_rope.views.cells import add_cells, row_axis
-from lens_rope.views.colors import PASS_THROUGH
+from lens_rope.views.colors import INK
+from lens_rope.views.downloads import add_table
 from lens_rope.views.layout import color_axis, figure, map_height
 from lens_rope.words import number, percent
 
@@ -76,7 +77,25 @@ def pattern_map(heads: Sequence[HeadPattern]) -> go.Figure:
     if unjudged:
         _add_category(fig, unjudged, layers, columns, "× not judged", UNJUDGED, "×")
     _axes(fig, layers, columns)
-    return fig
+    best = [(entry.advantage.strongest(1) or [-1])[0] for entry in heads]
+    return add_table(
+        fig,
+        "Pattern of each head by layer and head",
+        {
+            **_names(heads),
+            "pattern": [entry.pattern or "not judged" for entry in heads],
+            "also": [", ".join(entry.also) for entry in heads],
+            "strength": [float(entry.strength) for entry in heads],
+            "base_rate": [float(entry.base_rate) for entry in heads],
+            "advantage_score_units": [float(entry.advantage.total) for entry in heads],
+            "strongest_pair": [np.nan if pair < 0 else float(pair) for pair in best],
+            "strongest_pair_advantage_score_units": [
+                np.nan if pair < 0 else float(entry.advantage.pairs[pair])
+                for pair, entry in zip(best, heads, strict=True)
+            ],
+            "entropy_of_1": [float(entry.entropy) for entry in heads],
+        },
+    )
 
 
 def offset_share_map(heads: Sequence[HeadPattern]) -> go.Figure:
@@ -111,7 +130,17 @@ def offset_share_map(heads: Sequence[HeadPattern]) -> go.Figure:
         f"{where}no value",
     )  # fmt: skip
     _axes(fig, layers, columns)
-    return fig
+    shares = {
+        f"{part}_share_of_score_variance": [float(entry.offset_shares[i]) for entry in heads]
+        for i, part in enumerate(PARTS)
+    }
+    return add_table(
+        fig, "Offset shares of the score variance by layer and head", {**_names(heads), **shares}
+    )
+
+
+def _names(heads: Sequence[HeadPattern]) -> dict[str, list[int]]:
+    return {"layer": [entry.layer for entry in heads], "head": [entry.head for entry in heads]}
 
 
 def _grid(heads: Sequence[HeadPattern]) -> tuple[list[int], int]:
@@ -146,7 +175,8 @@ def _add_category(
             text=text,
             texttemplate="%{text}" if letter else None,
             # Plotly chooses dark or light letters by the colour, but does not see through it.
-            textfont={"size": 9, **({"color": PASS_THROUGH} if color == UNJUDGED else {})},
+            textfont={"size": 9, **({"color": INK["light"]} if color == UNJUDGED else {})},
+            meta="ink" if color == UNJUDGED else None,
             customdata=custom,
             colorscale=[[0, color], [1, color]],
             showscale=False,

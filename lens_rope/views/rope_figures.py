@@ -10,7 +10,8 @@ import plotly.graph_objects as go
 from lens_rope.errors import InputError
 from lens_rope.spec import ranges
 from lens_rope.views.cells import PAIR_AXIS, pair_cells, partial_line, stacked
-from lens_rope.views.colors import MARK, pair_color
+from lens_rope.views.colors import MARK, MARK_TEXT, pair_color
+from lens_rope.views.downloads import add_table, pair_columns
 from lens_rope.views.layout import color_axis, figure, log_ticks, map_height
 from lens_rope.words import number
 
@@ -64,10 +65,20 @@ def cycles_curve(ropes: Sequence[LayerRope]) -> go.Figure:
     fig.add_hline(y=1, line={"color": MARK, "width": 1.5, "dash": "dash"})
     fig.add_annotation(
         x=0, y=0, xref="x", yref="y", text="partial cycles: never a full turn", showarrow=False,
-        font={"color": MARK}, xanchor="left", yanchor="top",
+        font={"color": MARK_TEXT["light"]}, xanchor="left", yanchor="top",
     )  # fmt: skip
     fig.update_xaxes(range=[-0.6, most - 0.4])
-    return fig
+    rows = [
+        (layers, pair, rope.inv_freq[pair], rope.wavelength[pair], rope.cycles[pair], rope.context)
+        for layers, rope in rope_groups(ropes)
+        for pair in range(rope.n_pairs)
+    ]
+    names = (
+        "layers", "pair", "w_rad_per_token", "wavelength_tokens", "cycles_over_context",
+        "context_tokens",
+    )  # fmt: skip
+    columns = {name: [row[i] for row in rows] for i, name in enumerate(names)}
+    return add_table(fig, "Cycles of each rotary pair over the context", columns)
 
 
 def cycles_map(ropes: Sequence[LayerRope]) -> go.Figure:
@@ -90,7 +101,8 @@ def cycles_map(ropes: Sequence[LayerRope]) -> go.Figure:
     color_axis(fig, "diverging", title, -top, top, tickvals=ticks, ticktext=text)
     pair_cells(fig, ropes, logs, values, "cycles")
     partial_line(fig, ropes)
-    return fig
+    columns = pair_columns(ropes, cycles_over_context=values)
+    return add_table(fig, "Cycles over the context by layer and rotary pair", columns)
 
 
 def rotation_strips(rope: LayerRope, *, n_bins: int = 160) -> go.Figure:
@@ -139,7 +151,17 @@ def rotation_strips(rope: LayerRope, *, n_bins: int = 160) -> go.Figure:
     )
     fig.update_yaxes(range=[rope.n_pairs - 0.5, -0.5], showgrid=False, zeroline=False)
     fig.update_xaxes(showgrid=False, dtick=1, zeroline=False)
-    return fig
+    return add_table(
+        fig,
+        "Mean cosine of the rotation by rotary pair and distance",
+        {
+            "pair": np.repeat(np.arange(rope.n_pairs), n_bins),
+            "wavelength_tokens": np.repeat(rope.wavelength, n_bins),
+            "distance_from_tokens": np.tile(edges[:-1], rope.n_pairs),
+            "distance_to_tokens": np.tile(edges[1:], rope.n_pairs),
+            "mean_cosine": mean.ravel(),
+        },
+    )
 
 
 def rope_groups(ropes: Sequence[LayerRope]) -> list[tuple[str, LayerRope]]:

@@ -13,6 +13,7 @@ from lens_rope.sink_heads import COLLAPSED
 from lens_rope.sinks import SINK_THRESHOLD
 from lens_rope.views.cells import PAIR_AXIS, add_cells, partial_line, row_axis, stacked
 from lens_rope.views.colors import MARK, MISSING
+from lens_rope.views.downloads import add_table
 from lens_rope.views.layout import color_axis, figure, map_height
 from lens_rope.words import number
 
@@ -102,7 +103,19 @@ def removal_dots(heads: Sequence[SinkHead]) -> go.Figure:
     _layer_axis(fig, heads)
     fig.update_xaxes(range=ends, showgrid=False, zeroline=False)
     fig.update_yaxes(range=[-0.02, 1.02], tickvals=[0, 0.25, 0.5, 0.75, 1], zeroline=False)
-    return fig
+    return add_table(
+        fig,
+        "Sink share with one rotary pair removed",
+        {
+            "layer": [entry.layer for entry in heads],
+            "head": [entry.head for entry in heads],
+            "sink_position": [entry.position for entry in heads],
+            "sink_share": [float(entry.share) for entry in heads],
+            "best_pair": [np.nan if e.best_pair < 0 else float(e.best_pair) for e in heads],
+            "sink_share_without_best_pair": [float(values[1]) for values in shares],
+            "sink_share_without_another_pair_median": [float(values[2]) for values in shares],
+        },
+    )
 
 
 def sink_pairs(heads: Sequence[SinkHead]) -> go.Figure:
@@ -165,7 +178,21 @@ def sink_pairs(heads: Sequence[SinkHead]) -> go.Figure:
         fig.update_xaxes(tickvals=[*ticks, n_pairs], ticktext=[*map(str, ticks), "none"])
     if not heads:
         _say(fig, "no sink head")
-    return fig
+    width = values.shape[1]
+    columns = [*map(str, range(n_pairs)), *(["not rotated"] if width > n_pairs else [])]
+    first = [group[0] for group in groups]
+    return add_table(
+        fig,
+        "Advantage of the sink by rotary pair",
+        {
+            "layer": np.repeat([entry.layer for entry in first], width),
+            "heads": np.repeat(
+                [f"mean of {len(g)}" if by_layer else str(g[0].head) for g in groups], width
+            ),
+            "pair": columns * len(groups),
+            "advantage_score_units": values.ravel() if groups else [],
+        },
+    )
 
 
 def _ordered(heads: Sequence[SinkHead]) -> list[SinkHead]:

@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 from lens_rope.spec import ranges
 from lens_rope.spectrum import NEAR_ZERO
 from lens_rope.views.colors import MISSING
+from lens_rope.views.downloads import add_table
 from lens_rope.views.layout import figure
 from lens_rope.words import number, percent
 
@@ -72,6 +73,7 @@ def spectrum_histogram(
     )
     _add_inset(fig)
     highest, behind = 1, 1
+    rows: list[tuple[str, str, float, float, int]] = []
     for side, name, color in SIDES:
         median = spectrum.median(side, layers=layers)
         near = spectrum.near_zero(side, layers=layers)
@@ -83,6 +85,11 @@ def spectrum_histogram(
                 highest = max(highest, int(counts.max()))
                 behind = max(behind, int(counts[edges[1:] > (INSET_LEFT - 0.04) * top].max()))
             fig.add_trace(_bars(counts, edges, name, text, color, axes))
+            bins_of = "inset" if axes else "whole range"
+            rows += [
+                (name, bins_of, float(a), float(b), int(n))
+                for (a, b), n in zip(pairwise(edges), counts, strict=True)
+            ]
     # A bar of one eigenvalue has the logarithm 0, so the axis starts below it; and it ends where
     # no bar reaches the inset.
     low = np.log10(0.7)
@@ -91,7 +98,9 @@ def spectrum_histogram(
         xaxis={"range": [0, top], "showgrid": False, "zeroline": False},
         yaxis={"range": [low, high], "dtick": 1, "showgrid": False, "zeroline": False},
     )
-    return fig
+    names = ("side", "bins", "eigenvalue_from", "eigenvalue_to", "eigenvalues")
+    columns = {name: [row[i] for row in rows] for i, name in enumerate(names)}
+    return add_table(fig, "Eigenvalues of the keys before and after RoPE", columns)
 
 
 def rank_curve(spectrum: KeySpectrum) -> go.Figure:
@@ -128,7 +137,22 @@ def rank_curve(spectrum: KeySpectrum) -> go.Figure:
         )
     fig.update_xaxes(zeroline=False, showgrid=False)
     fig.update_yaxes(rangemode="tozero", zeroline=False)
-    return fig
+    sides = [
+        (entry.layer, name, getattr(entry, side))
+        for side, name, _ in SIDES
+        for entry in spectrum.layers
+    ]
+    return add_table(
+        fig,
+        "Rank of the keys by layer before and after RoPE",
+        {
+            "layer": [layer for layer, _, _ in sides],
+            "side": [name for _, name, _ in sides],
+            "eigenvalues_for_90_percent_of_variance": [float(side.rank90) for _, _, side in sides],
+            "eigenvalues": [len(side.eigenvalues) for _, _, side in sides],
+            "participation_ratio": [float(side.participation_ratio) for _, _, side in sides],
+        },
+    )
 
 
 def _add_inset(fig: go.Figure) -> None:

@@ -6,9 +6,12 @@ import csv
 import io
 import json
 import math
+import textwrap
 from typing import TYPE_CHECKING, Any, Literal
 
+from lens_rope.views.head_descriptions import describe_rope
 from lens_rope.views.rope_figures import rope_groups
+from lens_rope.views.tables import Description, Table
 from lens_rope.words import number
 
 if TYPE_CHECKING:
@@ -35,28 +38,9 @@ def rope_table(spec: RopeSpec) -> str:
     Args:
         spec: The rotation of each layer.
     """
-    columns = (
-        "layers", "pairs", "rotated", "pairing", "factor", "window", "context", "wavelengths",
-        "partial cycles",
-    )  # fmt: skip
     groups = rope_groups(spec.layers)
-    rows = [
-        (
-            layers,
-            str(rope.n_pairs),
-            f"{rope.rotary_dim} of {rope.d_head}",
-            rope.pairing if rope.n_pairs else "none",
-            number(rope.attention_factor),
-            "none" if rope.window is None else f"{rope.window:,}",
-            f"{rope.context:,}",
-            f"{number(rope.wavelength.min())} to {number(rope.wavelength.max())}"
-            if rope.n_pairs
-            else "",
-            f"{int((rope.cycles < 1).sum())} of {rope.n_pairs}" if rope.n_pairs else "",
-        )
-        for layers, rope in groups
-    ]
-    tables = [_table(f"RoPE of {spec.model}", columns, rows)]
+    kinds = describe_rope(spec).table
+    tables = [] if kinds is None else [table_text(kinds)]
     for layers, rope in groups:
         if rope.n_pairs:
             values = zip(rope.inv_freq, rope.wavelength, rope.cycles, strict=True)
@@ -127,19 +111,20 @@ def frame_table(
         columns: Heading and form of each column that is shown, by its name.
         wraps: Headings of columns that may take several lines.
     """
+    return table_text(Table(title, frame, columns, tuple(wraps)))
 
-    def shown(value: Any, form: Callable[[Any], str]) -> str:
-        return "" if value is None or value != value else form(value)
 
-    rows = frame.head(MAX_ROWS).to_dict("records")
-    text = _table(
-        title,
-        [heading for heading, _ in columns.values()],
-        [[shown(row[name], form) for name, (_, form) in columns.items()] for row in rows],
-        wraps,
-    )
-    more = len(frame) - MAX_ROWS
+def table_text(table: Table) -> str:
+    """The first rows of a table, and how many more there are."""
+    text = _table(table.title, table.headings, table.cells(MAX_ROWS), table.wraps)
+    more = table.n_more(MAX_ROWS)
     return text + (f"  and {more:,} more; csv and json have all of them\n" if more > 0 else "")
+
+
+def description_text(description: Description) -> str:
+    """Sentences and table; the notes are shown apart."""
+    text = "".join(f"{textwrap.fill(line, WIDTH)}\n" for line in description.sentences)
+    return text if description.table is None else text + table_text(description.table)
 
 
 def _table(

@@ -3,182 +3,29 @@ drawn, nothing is fetched, and what is shown is what the report holds."""
 
 from __future__ import annotations
 
-import base64
-import json
-import os
-import shutil
 import time
 
 import numpy as np
 import pytest
-from planted import named_heads, planted_capture
-from report_fixtures import HOSTILE, random_capture, report_data, rope
+from planted import named_heads
 
-from lens_rope.reporting import Report
+from browser.browsing import (
+    emulate,
+    errors,
+    find,
+    luminance,
+    map_pixels,
+    n_colors,
+    open_page,
+    pixels,
+    requests,
+    wait_for,
+)
+from browser.conftest import TOKENS
 from lens_rope.reporting.index import render_index
 from lens_rope.views.tokens import display_text
 
-REQUIRED = os.environ.get("LENS_ROPE_REQUIRE_BROWSER") == "1" or os.environ.get("CI") == "true"
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
-DRIVER = shutil.which("chromedriver")
-
 pytestmark = pytest.mark.browser
-
-# Layers of every kind: whole, partial, without RoPE, with a window.
-ROPES = (rope(0), rope(1, rotary_dim=8), rope(2, rotary_dim=0), rope(3, window=16))
-TOKENS = (*HOSTILE, *(f" word{i}" for i in range(14)))
-
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    if CHROMIUM is None or DRIVER is None:
-        if REQUIRED:
-            pytest.fail("chromium and chromedriver are needed here and were not found")
-        pytest.skip("chromium and chromedriver are not installed")
-    webdriver = pytest.importorskip("selenium.webdriver") if not REQUIRED else _webdriver()
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for argument in (
-        "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
-        "--disable-background-networking", "--disable-component-update", "--disable-sync",
-        "--hide-scrollbars", f"--user-data-dir={tmp_path_factory.mktemp('chromium')}",
-    ):  # fmt: skip
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
-    driver.execute_cdp_cmd("Network.enable", {})
-    driver.execute_cdp_cmd(
-        "Network.emulateNetworkConditions",
-        {"offline": True, "latency": 0, "downloadThroughput": 0, "uploadThroughput": 0},
-    )
-    yield driver
-    driver.quit()
-
-
-def _webdriver():
-    from selenium import webdriver
-
-    return webdriver
-
-
-@pytest.fixture(scope="module")
-def data():
-    return report_data(random_capture(ROPES, tokens=TOKENS), heads=((0, 1), (1, 2), (2, 0)))
-
-
-@pytest.fixture(scope="module")
-def path(data, tmp_path_factory):
-    return Report(data).save(tmp_path_factory.mktemp("out") / "tiny") / "report.html"
-
-
-@pytest.fixture
-def page(driver, path):
-    """The page, wide and light; opened again only where the last test left another one."""
-    if getattr(driver, "shows", None) != (path, 1400, False):
-        open_page(driver, path)
-    return driver
-
-
-def open_page(driver, path, *, width=1400, dark=False):
-    driver.get_log("browser")
-    driver.get_log("performance")
-    driver.execute_cdp_cmd(
-        "Emulation.setDeviceMetricsOverride",
-        {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": width < 600},
-    )
-    emulate(driver, dark=dark)
-    driver.get(path.as_uri())
-    wait_for(driver, "return document.documentElement.dataset.figures", "dark" if dark else "light")
-    # CircuitsVis draws when React gets to it.
-    wait_for(
-        driver,
-        "return [...document.querySelectorAll('[data-view]')].every(e => e.childElementCount)",
-        True,
-    )
-    time.sleep(0.5)
-    driver.shows = (path, width, dark)
-    return driver
-
-
-def emulate(driver, *, dark):
-    features = {
-        "prefers-color-scheme": "dark" if dark else "light",
-        "prefers-reduced-motion": "reduce",  # no scrolling that takes its time
-    }
-    driver.execute_cdp_cmd(
-        "Emulation.setEmulatedMedia",
-        {"features": [{"name": name, "value": value} for name, value in features.items()]},
-    )
-
-
-def wait_for(driver, script, expected, seconds=60):
-    end = time.monotonic() + seconds
-    while driver.execute_script(script) != expected:
-        assert time.monotonic() < end, f"{script} is still {driver.execute_script(script)!r}"
-        time.sleep(0.1)
-
-
-# The browser can decode its own screenshot, so the tests need no library for images.
-_DECODE = """
-const [source, done] = [arguments[0], arguments[1]], image = new Image();
-image.onload = () => {
-  const canvas = document.createElement("canvas");
-  [canvas.width, canvas.height] = [image.width, image.height];
-  const context = canvas.getContext("2d");
-  context.drawImage(image, 0, 0);
-  const bytes = context.getImageData(0, 0, image.width, image.height).data;
-  let text = "";
-  for (let i = 0; i < bytes.length; i += 8192)
-    text += String.fromCharCode.apply(null, bytes.subarray(i, i + 8192));
-  done([image.width, image.height, btoa(text)]);
-};
-image.src = "data:image/png;base64," + source;
-"""
-
-
-def pixels(driver, element) -> np.ndarray:
-    """`[row, column, rgb]` The element as it is on the screen."""
-    box = driver.execute_script(
-        "const b = arguments[0].getBoundingClientRect();"
-        "return [b.left + scrollX, b.top + scrollY, b.width, b.height]",
-        element,
-    )
-    shot = driver.execute_cdp_cmd(
-        "Page.captureScreenshot",
-        {
-            "format": "png",
-            "captureBeyondViewport": True,
-            "clip": {**dict(zip(("x", "y", "width", "height"), box, strict=True)), "scale": 1},
-        },
-    )
-    width, height, content = driver.execute_async_script(_DECODE, shot["data"])
-    image = np.frombuffer(base64.b64decode(content), np.uint8).reshape(height, width, 4)
-    return image[..., :3].astype(int)
-
-
-def n_colors(image: np.ndarray) -> int:
-    return len(np.unique(image.reshape(-1, 3), axis=0))
-
-
-def find(driver, selector):
-    return driver.find_elements("css selector", selector)
-
-
-def errors(driver) -> list[str]:
-    return [e["message"] for e in driver.get_log("browser") if e["level"] in ("SEVERE", "WARNING")]
-
-
-def requests(driver) -> list[str]:
-    found = []
-    for entry in driver.get_log("performance"):
-        message = json.loads(entry["message"])["message"]
-        if message["method"] == "Network.requestWillBeSent":
-            found.append(message["params"]["request"]["url"])
-    return [url for url in found if not url.startswith(("data:", "blob:"))]
 
 
 def test_no_error_and_no_request(driver, path):
@@ -217,10 +64,10 @@ def test_every_figure_has_drawn(page):
 
 
 def test_every_circuitsvis_view_has_drawn(page, data):
-    canvases = find(page, ".cv.AttentionPattern canvas")
+    canvases = find(page, ".lr-main canvas")
     assert len(canvases) == 3
     for canvas, head in zip(canvases, data.gallery, strict=True):
-        image = pixels(page, canvas)
+        image = map_pixels(page, canvas)
         assert min(image.shape[:2]) > 300
         # The upper triangle is grey; a strong cell of the pattern is nearly the full colour.
         assert (np.abs(image - [0xE6, 0xE8, 0xEA]).sum(axis=2) < 6).mean() > 0.1
@@ -232,8 +79,8 @@ def test_every_circuitsvis_view_has_drawn(page, data):
 
 def test_the_attention_pattern_is_the_right_way_round(page, data):
     """The first row (query 0) is at the top and sees key 0, at the left, only."""
-    canvas = find(page, ".cv.AttentionPattern canvas")[0]
-    image = pixels(page, canvas)
+    canvas = find(page, ".lr-main canvas")[0]
+    image = map_pixels(page, canvas)
     masked = np.abs(image - [0xE6, 0xE8, 0xEA]).sum(axis=2) < 6
     rows, columns = np.nonzero(masked)
     top = masked[np.quantile(rows, 0.05).astype(int)]
@@ -331,12 +178,6 @@ def test_hover_shows_layer_pair_wavelength_value_and_unit(page):
         assert part in text
 
 
-def luminance(color: str) -> float:
-    channels = [float(x) / 255 for x in color[color.index("(") + 1 : -1].split(",")[:3]]
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-    return float(np.dot([0.2126, 0.7152, 0.0722], linear))
-
-
 @pytest.mark.parametrize("dark", [False, True])
 def test_text_is_legible_in_light_and_dark(driver, path, dark):
     page = open_page(driver, path, dark=dark)
@@ -346,7 +187,8 @@ def test_text_is_legible_in_light_and_dark(driver, path, dark):
         """
         const colors = {};
         for (const selector of ["p", "figcaption", ".facts", ".reason", "nav a", "a", "td",
-                                ".xtick text", ".ytick text", ".xtitle", ".legendtext"]) {
+                                ".xtick text", ".ytick text", ".xtitle", ".legendtext", ".topic",
+                                ".annotation-text", ".save button"]) {
           for (const element of document.querySelectorAll(selector)) {
             if (element.closest(".badge, .skip, .note, tr.partial, .cv")) continue;
             const style = getComputedStyle(element);
@@ -386,16 +228,8 @@ def test_nothing_sticks_out_at_any_width(driver, path, width):
         """
     )
     assert wide == []
-    for canvas in find(page, ".cv.AttentionPattern canvas"):
+    for canvas in find(page, ".lr-main canvas"):
         assert canvas.size["width"] > 0.75 * min(width, 400)
-
-
-@pytest.fixture(scope="module")
-def planted(tmp_path_factory):
-    """A page with a head of each pattern, a sink among them."""
-    qk = planted_capture(list(named_heads(96).values()))
-    folder = Report(report_data(qk, heads=((0, 0),))).save(tmp_path_factory.mktemp("out") / "named")
-    return folder / "report.html"
 
 
 @pytest.mark.parametrize(("width", "dark"), [(1400, False), (1400, True), (360, False)])
@@ -470,7 +304,7 @@ def test_the_index_opens(driver, path):
     driver.get_log("browser")
     driver.shows = None
     driver.get(index.as_uri())
-    link = find(driver, "h2 a")[0]
+    link = find(driver, "h3 a")[0]
     assert link.text == "tiny"
     assert errors(driver) == []
     assert link.get_attribute("href") == path.as_uri()

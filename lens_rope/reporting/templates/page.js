@@ -1,52 +1,117 @@
 (function () {
   "use strict";
   var theme = JSON.parse(document.getElementById("theme").textContent);
+  var root = document.documentElement;
+  var subject = document.querySelector("h1").textContent;
   var dark = window.matchMedia("(prefers-color-scheme: dark)");
   var coarse = window.matchMedia("(pointer: coarse)").matches;
   var config = {
-    displaylogo: false,
-    displayModeBar: coarse ? false : "hover",
+    // Plotly's bar of buttons is left out: it has one that opens its cloud, it cannot be reached by keys,
+    // and an image must not hold buttons. Downloads have buttons of their own below each figure.
+    displayModeBar: false,
     responsive: true,
-    // Named one by one: Plotly's own selection has a button that opens its cloud.
-    modeBarButtons: [["toImage", "zoom2d", "resetScale2d"]],
-    showSendToCloud: false,
-    toImageButtonOptions: { format: "svg", filename: "lens_rope" }
+    showSendToCloud: false
   };
 
-  var plots = Array.prototype.map.call(document.querySelectorAll("[data-plot]"), function (element) {
-    return { element: element, spec: JSON.parse(document.getElementById(element.dataset.plot).textContent) };
+  function specOf(element) { return JSON.parse(document.getElementById(element.dataset.plot).textContent); }
+  var plots = {};
+  document.querySelectorAll("[data-plot]").forEach(function (element) {
+    plots[element.id] = { element: element, spec: specOf(element) };
   });
 
+  // A figure that is folded away has no width yet; it will have that of its section.
+  function widthOf(element) {
+    return element.clientWidth || element.closest("section").clientWidth;
+  }
+
   function draw(mode) {
-    return Promise.all(plots.map(function (plot) {
+    return Promise.all(Object.keys(plots).map(function (id) {
+      var plot = plots[id];
       lensRopeRecolour(plot.spec, theme, mode);
+      lensRopeFit(plot.spec, widthOf(plot.element));
       // A finger that drags over a figure wants to scroll the page.
       if (coarse) plot.spec.layout.dragmode = false;
       return Plotly.react(plot.element, plot.spec.data, plot.spec.layout, config);
     })).then(function () {
-      document.documentElement.dataset.figures = mode;
+      root.dataset.figures = mode;
     });
   }
+  function drawForScreen() { return draw(dark.matches ? "dark" : "light"); }
 
-  document.querySelectorAll("[data-view]").forEach(function (element) {
-    var view = JSON.parse(document.getElementById(element.dataset.view).textContent);
-    CircuitsVis.render(element.id, CircuitsVis[view.element], view.props);
+  drawForScreen();
+  dark.addEventListener("change", drawForScreen);
+  var resized = null;
+  window.addEventListener("resize", function () {
+    clearTimeout(resized);
+    resized = setTimeout(function () {
+      // Plotly follows the width on its own; only words may have to be broken anew.
+      Object.keys(plots).forEach(function (id) {
+        var plot = plots[id];
+        if (!lensRopeFit(plot.spec, widthOf(plot.element))) return;
+        Plotly.react(plot.element, plot.spec.data, plot.spec.layout, config);
+      });
+    }, 250);
   });
-  draw(dark.matches ? "dark" : "light");
-  dark.addEventListener("change", function () { draw(dark.matches ? "dark" : "light"); });
-  // Paper is white whatever the screen is.
-  window.addEventListener("beforeprint", function () { draw("light"); });
-  window.addEventListener("afterprint", function () { draw(dark.matches ? "dark" : "light"); });
 
-  // The section being read is marked in the navigation.
-  var links = {};
-  document.querySelectorAll("nav a").forEach(function (link) { links[link.hash.slice(1)] = link; });
-  var observer = new IntersectionObserver(function (entries) {
-    entries.forEach(function (entry) {
-      if (!entry.isIntersecting) return;
-      Object.keys(links).forEach(function (id) { links[id].removeAttribute("aria-current"); });
-      links[entry.target.id].setAttribute("aria-current", "true");
+  document.addEventListener("click", function (event) {
+    var button = event.target.closest("button[data-save]");
+    if (!button) return;
+    var plot = plots[button.dataset.figure];
+    var format = button.dataset.save;
+    lensRopeSave(Plotly, plot.element, specOf(plot.element), theme, subject, format).catch(function (error) {
+      button.textContent = format.toUpperCase() + " failed: " + error.message;
     });
-  }, { rootMargin: "-20% 0px -75% 0px" });
-  document.querySelectorAll("main > section").forEach(function (section) { observer.observe(section); });
+  });
+
+  // Paper is white whatever the screen is, and narrower: the page takes the width of a sheet before
+  // figures are drawn for it. What a sheet cannot unfold is unfolded.
+  var unfolded = [];
+  window.addEventListener("beforeprint", function () {
+    root.classList.add("paper");
+    unfolded = Array.from(document.querySelectorAll("details.printed:not([open])"));
+    unfolded.forEach(function (element) { element.open = true; });
+    // Plotly would keep the width that a figure has; the browser prints as soon as this returns.
+    Object.keys(plots).forEach(function (id) { plots[id].spec.layout.width = widthOf(plots[id].element); });
+    draw("light");
+  });
+  window.addEventListener("afterprint", function () {
+    root.classList.remove("paper");
+    unfolded.forEach(function (element) { element.open = false; });
+    Object.keys(plots).forEach(function (id) { plots[id].spec.layout.width = widthOf(plots[id].element); });
+    drawForScreen().then(function () {
+      // From here on figures follow the width of the page again.
+      Object.keys(plots).forEach(function (id) { delete plots[id].spec.layout.width; });
+    });
+  });
+
+  // The section being read is marked in the navigation: the last that begins in the upper part of the
+  // window, or, at the end of the page, the last of all.
+  var links = Array.from(document.querySelectorAll("nav a[href^='#']")).filter(function (link) {
+    return document.getElementById(link.hash.slice(1));
+  });
+  var sections = links.map(function (link) { return document.getElementById(link.hash.slice(1)); });
+  var marked = null, waiting = false;
+  function mark() {
+    waiting = false;
+    var current = 0;
+    sections.forEach(function (section, i) {
+      if (section.getBoundingClientRect().top < window.innerHeight * 0.3) current = i;
+    });
+    if (window.scrollY > 0 && window.innerHeight + window.scrollY >= root.scrollHeight - 2) current = sections.length - 1;
+    if (links[current] === marked) return;
+    if (marked) marked.removeAttribute("aria-current");
+    marked = links[current];
+    marked.setAttribute("aria-current", "true");
+    // On a narrow page the navigation is a row that scrolls on its own.
+    var row = marked.closest("nav");
+    if (row.scrollWidth > row.clientWidth) row.scrollLeft = marked.offsetLeft - row.clientWidth / 2;
+  }
+  function later() {
+    if (!waiting) { waiting = true; window.requestAnimationFrame(mark); }
+  }
+  if (links.length) {
+    window.addEventListener("scroll", later, { passive: true });
+    window.addEventListener("resize", later);
+    mark();
+  }
 })();

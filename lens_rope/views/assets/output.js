@@ -1,13 +1,22 @@
 // Draws one output of a notebook: unpacks the libraries it brings, then calls `draw(root, libraries)`
-// for every element of this key that is not drawn yet (the same output can be shown twice).
+// for every element of this key that is not drawn yet (the same output can be shown twice). `packed`
+// holds `{id, code}` by the name of the library, `code` as gzip in base64.
 function lensRopeOutput(key, packed, draw) {
   "use strict";
-  // Shared by the outputs of a page, so that each library is unpacked once.
+  // Shared by the outputs of a page, so that each library is unpacked once. Outputs of another
+  // version of the package may bring another version of the library, hence the id.
   var shared = window.__lensRopeLibraries || (window.__lensRopeLibraries = {});
 
-  function load(name, base64) {
-    if (!shared[name]) shared[name] = unpack(base64).then(function (code) { return run(name, code); });
-    return shared[name];
+  function load(name) {
+    var id = packed[name].id;
+    if (!shared[id]) {
+      shared[id] = Promise.resolve(packed[name].code).then(unpack).then(function (code) {
+        return run(name, code);
+      });
+      // What failed here may work for the next output.
+      shared[id].catch(function () { delete shared[id]; });
+    }
+    return shared[id];
   }
 
   function unpack(base64) {
@@ -18,14 +27,16 @@ function lensRopeOutput(key, packed, draw) {
 
   function run(name, code) {
     // A page may have a module loader, which the library would hand itself to, and may have another
-    // version of the library, which stays where it is.
-    var before = window[name], script = document.createElement("script");
+    // version of the library, which stays where it is; where there was none, none is left behind.
+    var had = name in window, before = window[name], script = document.createElement("script");
     script.textContent = "(function (define, module, exports) {" + code + "\n;window." + name +
       " = typeof " + name + ' === "undefined" ? window.' + name + " : " + name + ";}).call(window);";
     document.head.appendChild(script);
     script.remove();
     var library = window[name];
-    if (before) window[name] = before;
+    if (had) window[name] = before;
+    else delete window[name];
+    if (!library || library === before) throw new Error(name + " could not be loaded");
     return library;
   }
 
@@ -33,26 +44,66 @@ function lensRopeOutput(key, packed, draw) {
     return document.querySelectorAll('[data-lens-rope="' + key + '"]:not([data-drawn])');
   }
 
-  Promise.all(Object.keys(packed).map(function (name) { return load(name, packed[name]); })).then(function (loaded) {
-    var libraries = {};
-    Object.keys(packed).forEach(function (name, i) { libraries[name] = loaded[i]; });
-    roots().forEach(function (root) {
-      root.dataset.drawn = "";
+  function say(root, error) {
+    root.querySelectorAll(".lr-waiting").forEach(function (element) {
+      element.textContent = "The figure cannot be drawn here: " + error.message;
+    });
+  }
+
+  function show(root, libraries) {
+    root.dataset.drawn = "";
+    // Here and not in a chain, so that one that fails leaves the others alone.
+    Promise.resolve().then(function () { return draw(root, libraries); }).then(function () {
       root.querySelectorAll(".lr-waiting").forEach(function (element) { element.remove(); });
-      draw(root, libraries);
-    });
-  }).catch(function (error) {
-    roots().forEach(function (root) {
-      root.querySelectorAll(".lr-waiting").forEach(function (element) {
-        element.textContent = "The figure cannot be drawn here: " + error.message;
-      });
-    });
-  });
+      root.dataset.drawn = "done";
+    }).catch(function (error) { say(root, error); });
+  }
+
+  var names = Object.keys(packed);
+  Promise.resolve().then(function () { return Promise.all(names.map(load)); }).then(function (loaded) {
+    var libraries = {};
+    names.forEach(function (name, i) { libraries[name] = loaded[i]; });
+    roots().forEach(function (root) { show(root, libraries); });
+  }).catch(function (error) { roots().forEach(function (root) { say(root, error); }); });
 }
 
 // Whether an output lies on a dark page: by its text, because every notebook says so differently.
 function lensRopeMode(root) {
   "use strict";
-  var c = getComputedStyle(root).color.match(/[\d.]+/g).map(Number);
+  var canvas = document.createElement("canvas");
+  canvas.width = canvas.height = 1;
+  // A canvas knows every way in which CSS writes a colour.
+  var context = canvas.getContext("2d");
+  context.fillStyle = getComputedStyle(root).color;
+  context.fillRect(0, 0, 1, 1);
+  var c = context.getImageData(0, 0, 1, 1).data;
   return 0.299 * c[0] + 0.587 * c[1] + 0.114 * c[2] > 128 ? "dark" : "light";
+}
+
+// Calls `redraw(mode)` when the page turns dark or light under an output.
+function lensRopeWatch(root, redraw) {
+  "use strict";
+  var mode = lensRopeMode(root);
+
+  function look() {
+    if (!root.isConnected) {
+      observer.disconnect();
+      return;
+    }
+    var now = lensRopeMode(root);
+    if (now === mode) return;
+    mode = now;
+    redraw(mode);
+  }
+
+  // The new style sheet may come a little after the attribute that asks for it.
+  function soon() {
+    look();
+    setTimeout(look, 500);
+  }
+
+  var observer = new MutationObserver(soon);
+  observer.observe(document.documentElement, { attributes: true });
+  observer.observe(document.body, { attributes: true });
+  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", soon);
 }
