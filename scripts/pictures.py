@@ -16,6 +16,9 @@ from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 
 WIDTH, HEIGHT = 1400, 900
+# The gallery begins with two sink heads; of the demo model, the next is layer 16 head 0, which
+# looks at the previous token.
+PREVIOUS = "#gallery article:nth-of-type(3)"
 DRAWN = """
 return document.documentElement.dataset.figures === "light" &&
   [...document.querySelectorAll(".plot")].every(e => !e.offsetParent || e.querySelector("svg"));
@@ -29,9 +32,9 @@ def main(report: Path, folder: Path) -> None:
         driver = _browser(profile)
         try:
             _open(driver, report)
-            _shoot(driver, folder / "report.png", 0, HEIGHT)
-            _shoot(driver, folder / "sinks.png", *_span(driver, "#attention", 1150))
-            _shoot(driver, folder / "head.png", *_span(driver, "#gallery article", 1150))
+            _shoot(driver, folder / "report.png", (0, 0, WIDTH, HEIGHT))
+            _shoot(driver, folder / "sinks.png", _beginning(driver, "#attention", 1570))
+            _shoot(driver, folder / "head.png", _beginning(driver, PREVIOUS, 950))
         finally:
             driver.quit()
 
@@ -86,22 +89,27 @@ def _open(driver: webdriver.Chrome, page: Path) -> None:
     time.sleep(1)
 
 
-def _span(driver: webdriver.Chrome, selector: str, height: int) -> tuple[int, int]:
-    """Top and height of the beginning of an element, with some air above it."""
-    top = driver.execute_script(
-        "return document.querySelector(arguments[0]).getBoundingClientRect().top + scrollY",
+Box = tuple[int, int, int, int]
+"""Left, top, width and height on the page, in CSS pixels."""
+
+
+def _beginning(driver: webdriver.Chrome, selector: str, height: int) -> Box:
+    """The beginning of an element, with some air around it."""
+    left, top, width = driver.execute_script(
+        "const b = document.querySelector(arguments[0]).getBoundingClientRect();"
+        "return [b.left + scrollX, b.top + scrollY, b.width]",
         selector,
     )
-    return round(top), height
+    return max(round(left) - 24, 0), round(top), round(width) + 48, height
 
 
-def _shoot(driver: webdriver.Chrome, path: Path, top: int, height: int) -> None:
+def _shoot(driver: webdriver.Chrome, path: Path, box: Box) -> None:
     shot = driver.execute_cdp_cmd(
         "Page.captureScreenshot",
         {
             "format": "png",
             "captureBeyondViewport": True,
-            "clip": {"x": 0, "y": top, "width": WIDTH, "height": height, "scale": 1},
+            "clip": {**dict(zip(("x", "y", "width", "height"), box, strict=True)), "scale": 1},
         },
     )
     path.write_bytes(base64.b64decode(shot["data"]))

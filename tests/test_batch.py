@@ -32,7 +32,7 @@ from lens_rope.reporting import report
 from lens_rope.reporting.batch import BatchOptions, folders_of, report_models
 from lens_rope.reporting.prompts import open_prompts, read_prompts, sample_prompts
 from lens_rope.reporting.source import model_source, newest_file
-from lens_rope.reporting.write import MARKER, _temporary_beside, recover
+from lens_rope.reporting.write import MARKER, recover, temporary_beside
 
 TEXTS = [" ".join(f"t{40 + (step * i) % 50}" for i in range(20)) for step in (3, 7)]
 JSON = ("json",)
@@ -584,7 +584,7 @@ KILLED_WHILE_WRITING = """
         if pathlib.Path(target) == folder and moment == "after":
             os.kill(os.getpid(), signal.SIGKILL)
 
-    with write._temporary_beside(folder) as new:
+    with write.temporary_beside(folder) as new:
         (new / write.MARKER).write_text((folder / write.MARKER).read_text())
         (new / "report.json").write_text("new")
         if moment == "writing":
@@ -628,10 +628,10 @@ def test_a_kill_while_writing_loses_nothing(tmp_path, moment, expected):
 
 
 def test_what_a_running_process_writes_is_left_alone(tmp_path):
-    with _temporary_beside(tmp_path / "a") as new:
+    with temporary_beside(tmp_path / "a") as new:
         (new / "half").write_text("half")
         recover(tmp_path)
-        with _temporary_beside(tmp_path / "b") as other:
+        with temporary_beside(tmp_path / "b") as other:
             assert other != new
         assert (new / "half").read_text() == "half"
         lock = filelock.FileLock(new.parent / "lock")

@@ -243,7 +243,9 @@ def test_version_and_help(run):
     from lens_rope import __version__
 
     assert run("--version")[:2] == (0, f"lens-rope {__version__}\n")
-    commands = ("report", "inspect", "check", "sinks", "heads", "features", "spectrum", "ablate")
+    commands = (
+        "report", "compare", "inspect", "check", "sinks", "heads", "features", "spectrum", "ablate",
+    )  # fmt: skip
     for command in commands:
         assert command in run("--help")[1]
 

@@ -663,7 +663,10 @@ def test_save_writes_the_files(done, tmp_path):
     assert folder == tmp_path / "a" / "b"
     assert names(folder) == sorted(
         [
-            MARKER, "manifest.json", "report.html", "report.json",
+            MARKER,
+            "manifest.json",
+            "report.html",
+            "report.json",
             *(f"tables/{n}.csv" for n in tables(done.data)),
         ]
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lens_rope.errors import OutputError
-from lens_rope.reporting.write import _OLD, _output_errors, _temporary_beside
+from lens_rope.reporting.write import OLD, output_errors, temporary_beside
 
 if TYPE_CHECKING:
     from lens_rope.reporting.comparison import Comparison
@@ -41,7 +41,7 @@ def write_comparison(folder: str | Path, comparison: Comparison) -> Path:
         **{f"tables/{name}.csv": to_csv(table) for name, table in comparison.tables().items()},
     }
     marker = {"schema": content["schema"], "files": sorted(files)}
-    with _output_errors(folder), _temporary_beside(folder) as new:
+    with output_errors(folder), temporary_beside(folder) as new:
         for name, text in {**files, MARKER: json.dumps(marker, indent=1) + "\n"}.items():
             path = new / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,7 +51,7 @@ def write_comparison(folder: str | Path, comparison: Comparison) -> Path:
         # aside is put back by whoever tidies up, if the next step fails or never comes.
         place = folder.resolve()
         if place.exists():
-            os.rename(place, new.parent / _OLD)
+            os.rename(place, new.parent / OLD)
         os.rename(new, place)
     return folder
 
@@ -62,7 +62,7 @@ def check_comparison_folder(folder: Path) -> None:
     Raises:
         OutputError: It does.
     """
-    with _output_errors(folder):
+    with output_errors(folder):
         if not os.path.lexists(folder):
             return
         if not folder.is_dir():

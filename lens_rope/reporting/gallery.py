@@ -32,7 +32,6 @@ def build_gallery(
     shares: Sequence[HeadShares],
     heads: Sequence[tuple[int, int]] | None,
     *,
-    n_prompts: int = 1,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[tuple[GalleryHead, ...], str]:
     """The heads to show, on the first prompt of a capture, and the rule they were chosen by.
@@ -41,7 +40,6 @@ def build_gallery(
         qk: A capture; its first prompt is shown.
         shares: Attention shares of the captured layers, on that prompt alone.
         heads: (layer, head) to show; None chooses the leaders of each reason.
-        n_prompts: How many prompts the report has; the rule says that the first is shown.
         progress: Called as `progress(done, total)`.
     """
     if heads is not None:
@@ -49,8 +47,6 @@ def build_gallery(
         rule = RULE_ASKED
     else:
         chosen, rule = _choose(qk, shares, progress)
-        if n_prompts > 1:
-            rule += f" All on {qk.prompts[0].name} alone, the first of {n_prompts} prompts."
     max_bytes = min(GALLERY_BYTES // max(len(chosen), 1), MAX_BYTES)
     built = [
         _gallery_head(qk, layer, head, tuple(reasons), max_bytes)

@@ -129,8 +129,9 @@ def _sinks(data: ReportData) -> Headline | None:
             text += "."
         else:
             control = float(np.median(done.loss_controls))
+            where = "" if len(data.prompts) == 1 else f", on {done.prompts[0]} alone,"
             text += (
-                f"; in the running model the loss goes from {done.loss_before:.2f} to "
+                f"; in the running model{where} the loss goes from {done.loss_before:.2f} to "
                 f"{done.loss_after:.2f} (random pairs: {control:.2f})."
             )
     return Headline("Sinks", text, "attention")

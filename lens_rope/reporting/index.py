@@ -6,6 +6,7 @@ read, has its card all the same, with a remark.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -230,15 +231,9 @@ def _cards(folder: Path) -> tuple[list[Card], list[str]]:
     return [
         card
         if names.count(card.name) == 1
-        else _renamed(card, f"{card.name} ({plain(card.folder)})")
+        else dataclasses.replace(card, name=f"{card.name} ({plain(card.folder)})")
         for card in cards
     ], foreign
-
-
-def _renamed(card: Card, name: str) -> Card:
-    import dataclasses
-
-    return dataclasses.replace(card, name=name)
 
 
 def _read(path: Path) -> tuple[SavedReport | None, str | None]:
@@ -265,8 +260,9 @@ def _card(
             f"{marker['max_relative_error']:.1e}."
         )
         model, created, findings = marker["model"], marker["created"], marker["findings"]
+    elif report is None:
+        raise ValueError(f"{folder} holds no report; cards are of reports")
     else:
-        assert report is not None
         tables = (f"tables/{path.name}" for path in sorted(folder.glob("tables/*.csv")))
         files = (*(n for n in ("report.html", FILE) if (folder / n).is_file()), *tables)
         facts = (

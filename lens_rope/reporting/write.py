@@ -35,7 +35,7 @@ RUN_SCHEMA = "lens-rope-run/1"
 _TEMPORARY = ".lens-rope-tmp-"
 # What a temporary folder holds: its lock, the name of the folder that is to be replaced, what is
 # being written, and what was moved aside.
-_LOCK, _TARGET, _NEW, _OLD = "lock", "target", "new", "old"
+_LOCK, _TARGET, _NEW, OLD = "lock", "target", "new", "old"
 # A folder without a lock is of a process that was killed before it had one, or is having one made.
 _UNLOCKED_FOR = 3600.0
 # What desktops leave in every folder that somebody looks at.
@@ -92,7 +92,7 @@ def write_report(folder: str | Path, files: Mapping[str, str], data: ReportData)
         "findings": list(data.findings),
         "files": sorted(files),
     }
-    with _output_errors(folder), _temporary_beside(folder) as temporary:
+    with output_errors(folder), temporary_beside(folder) as temporary:
         for name, text in {**files, MARKER: json.dumps(marker, indent=1) + "\n"}.items():
             path = temporary / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -108,7 +108,7 @@ def check_folder(folder: str | Path) -> None:
         OutputError: The folder holds something else, or cannot be written.
     """
     folder = Path(folder)
-    with _output_errors(folder), _temporary_beside(folder) as temporary:
+    with output_errors(folder), temporary_beside(folder) as temporary:
         (temporary / "probe").write_text("", encoding="utf-8")
         _refuse_foreign(folder)
 
@@ -141,7 +141,7 @@ def check_run(folder: str | Path) -> None:
         OutputError: There is a `run.json` that lens_rope did not write.
     """
     path = Path(folder) / "run.json"
-    with _output_errors(path):
+    with output_errors(path):
         if not os.path.lexists(path):
             return
         try:
@@ -155,7 +155,7 @@ def check_run(folder: str | Path) -> None:
 
 
 def _write_file(path: Path, text: str) -> Path:
-    with _output_errors(path), _temporary_beside(path) as temporary:
+    with output_errors(path), temporary_beside(path) as temporary:
         new = temporary / path.name
         new.write_text(text, encoding="utf-8", newline="\n")
         os.replace(new, path)
@@ -169,7 +169,7 @@ def check_index(folder: str | Path) -> None:
         OutputError: There is an `index.html` that lens_rope did not write.
     """
     path = Path(folder) / "index.html"
-    with _output_errors(path):
+    with output_errors(path):
         if path.is_dir() or (path.exists() and GENERATOR not in _head(path)):
             raise OutputError(
                 f"{path} was not written by lens-rope and is left alone; choose another folder"
@@ -267,20 +267,21 @@ def _refuse_foreign(folder: Path) -> None:
 
 
 def _move_into_place(new: Path, folder: Path) -> None:
-    """Puts `new`, which `_temporary_beside(folder)` gave, into the place of `folder`."""
+    """Puts `new`, which `temporary_beside(folder)` gave, into the place of `folder`."""
     _refuse_foreign(folder)
     # A symbolic link keeps pointing where it did: what it points to is replaced.
     folder = folder.resolve()
     if folder.exists():
-        os.rename(folder, new.parent / _OLD)
+        os.rename(folder, new.parent / OLD)
     os.rename(new, folder)
 
 
 @contextlib.contextmanager
-def _temporary_beside(path: Path) -> Iterator[Path]:
+def temporary_beside(path: Path) -> Iterator[Path]:
     """An empty folder on the same file system as `path`, gone afterwards.
 
-    Folders above `path` that do not exist are made, and removed again when they end up empty.
+    What is moved to `OLD` beside it is put back if nothing takes its place. Folders above `path`
+    that do not exist are made, and removed again when they end up empty.
     """
     path = path.resolve()
     made = [p for p in (path.parent, *path.parent.parents) if not p.exists()]
@@ -327,21 +328,22 @@ def _discard(temporary: Path) -> None:
     back fails the folder stays, and the next one who writes here tries again.
     """
     try:
-        if (temporary / _OLD).exists():
+        if (temporary / OLD).exists():
             name = (temporary / _TARGET).read_text(encoding="utf-8", errors="surrogateescape")
             place = temporary.parent / Path(name).name
             if not os.path.lexists(place):
-                os.rename(temporary / _OLD, place)
+                os.rename(temporary / OLD, place)
     except OSError:
         return
     # The lock goes last: a leftover without it is not looked at for an hour.
-    for entry in (_NEW, _OLD):
+    for entry in (_NEW, OLD):
         shutil.rmtree(temporary / entry, ignore_errors=True)
     shutil.rmtree(temporary, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def _output_errors(path: Path) -> Iterator[None]:
+def output_errors(path: Path) -> Iterator[None]:
+    """Says what could not be written, in place of the system's own errors."""
     try:
         yield
     except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import plotly.graph_objects as go
 from lens_rope.views.colors import MISSING
 from lens_rope.views.downloads import add_table
 from lens_rope.views.layout import color_axis, figure
-from lens_rope.views.tokens import display_html, display_text
+from lens_rope.views.tokens import display_text
 from lens_rope.words import number
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ def head_map_figure(display: HeadDisplay) -> go.Figure:
     shared = axes.xaxis.to_plotly_json(), axes.yaxis.to_plotly_json()
     most = max(float(np.nanmax(np.abs(v))) for name, v in values.items() if name != "attention")
     positions = np.arange(maps.window.start, maps.window.stop)
-    tokens = [display_html(token) for token in maps.split().prompt.tokens]
+    # Plotly reads tags, but knows no entity for a quotation mark.
+    tokens = [escape(display_text(token), quote=False) for token in maps.split().prompt.tokens]
     pairs = [[[query, key] for key in tokens] for query in tokens]
     height = 1 / rows
     for i, (name, value) in enumerate(values.items()):
