@@ -32,7 +32,7 @@ from lens_rope.reporting import report
 from lens_rope.reporting.batch import BatchOptions, folders_of, report_models
 from lens_rope.reporting.prompts import open_prompts, read_prompts, sample_prompts
 from lens_rope.reporting.source import model_source, newest_file
-from lens_rope.reporting.write import MARKER, recover, temporary_beside
+from lens_rope.reporting.write import MARKER, _temporary_beside, recover
 
 TEXTS = [" ".join(f"t{40 + (step * i) % 50}" for i in range(20)) for step in (3, 7)]
 JSON = ("json",)
@@ -584,13 +584,13 @@ KILLED_WHILE_WRITING = """
         if pathlib.Path(target) == folder and moment == "after":
             os.kill(os.getpid(), signal.SIGKILL)
 
-    with write.temporary_beside(folder) as new:
+    with write._temporary_beside(folder) as new:
         (new / write.MARKER).write_text((folder / write.MARKER).read_text())
         (new / "report.json").write_text("new")
         if moment == "writing":
             os.kill(os.getpid(), signal.SIGKILL)
         os.rename = killed
-        write._move_into_place(new, folder)
+        write._move_into_place(new, folder, write.REPORT)
 """
 
 
@@ -628,10 +628,10 @@ def test_a_kill_while_writing_loses_nothing(tmp_path, moment, expected):
 
 
 def test_what_a_running_process_writes_is_left_alone(tmp_path):
-    with temporary_beside(tmp_path / "a") as new:
+    with _temporary_beside(tmp_path / "a") as new:
         (new / "half").write_text("half")
         recover(tmp_path)
-        with temporary_beside(tmp_path / "b") as other:
+        with _temporary_beside(tmp_path / "b") as other:
             assert other != new
         assert (new / "half").read_text() == "half"
         lock = filelock.FileLock(new.parent / "lock")
@@ -663,7 +663,9 @@ def test_a_report_that_cannot_be_put_back_is_kept(tmp_path, monkeypatch):
 
 
 STOPPED = """
-    import os, pathlib, sys, time
+    import os, pathlib, signal, sys, time
+    # As at a terminal: what a shell starts in the background is deaf to it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     import lens_rope.cli as cli
     import lens_rope.cli.running as running
     import lens_rope.reporting.write as write
@@ -681,10 +683,10 @@ STOPPED = """
 
     move = write._move_into_place
 
-    def slow_move(new, folder):
+    def slow_move(*arguments):
         if moment == "writing" and state.get("second"):
             stop()
-        move(new, folder)
+        move(*arguments)
 
     running.Bars.__call__ = step
     write._move_into_place = slow_move

@@ -17,7 +17,8 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,7 @@ RUN_SCHEMA = "lens-rope-run/1"
 _TEMPORARY = ".lens-rope-tmp-"
 # What a temporary folder holds: its lock, the name of the folder that is to be replaced, what is
 # being written, and what was moved aside.
-_LOCK, _TARGET, _NEW, OLD = "lock", "target", "new", "old"
+_LOCK, _TARGET, _NEW, _OLD = "lock", "target", "new", "old"
 # A folder without a lock is of a process that was killed before it had one, or is having one made.
 _UNLOCKED_FOR = 3600.0
 # What desktops leave in every folder that somebody looks at.
@@ -53,6 +54,22 @@ _MARKER_TYPES: dict[str, type | tuple[type, ...]] = {
     "findings": list,
     "files": list,
 }
+
+
+@dataclass(frozen=True)
+class FolderKind:
+    """A kind of folder that is written whole.
+
+    Attributes:
+        noun: What it holds.
+        marker: Name of the file that tells it from other folders.
+        read: The content of the marker, with the names of all files under `files`; None where the
+            folder is none of this kind.
+    """
+
+    noun: str
+    marker: str
+    read: Callable[[Path], dict[str, Any] | None]
 
 
 def now() -> str:
@@ -92,12 +109,33 @@ def write_report(folder: str | Path, files: Mapping[str, str], data: ReportData)
         "findings": list(data.findings),
         "files": sorted(files),
     }
-    with output_errors(folder), temporary_beside(folder) as temporary:
-        for name, text in {**files, MARKER: json.dumps(marker, indent=1) + "\n"}.items():
+    return write_folder(folder, files, marker, REPORT)
+
+
+def write_folder(
+    folder: str | Path, files: Mapping[str, str], marker: Mapping[str, Any], kind: FolderKind
+) -> Path:
+    """Writes files and their marker into a folder, all or none.
+
+    Args:
+        folder: A new or empty folder, or one of the same kind, which is replaced as long as nothing
+            else lies in it.
+        files: Text by path relative to the folder.
+        marker: Content of the marker; `files` in it names the files.
+        kind: What is written.
+
+    Raises:
+        OutputError: The folder holds something else, or cannot be written.
+    """
+    folder = Path(folder)
+    refuse_foreign(folder, kind)
+    with output_errors(folder), _temporary_beside(folder) as temporary:
+        for name, text in {**files, kind.marker: json.dumps(marker, indent=1) + "\n"}.items():
             path = temporary / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8", newline="\n")
-        _move_into_place(temporary, folder)
+            # Names from outside can hold half characters, which UTF-8 cannot.
+            path.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
+        _move_into_place(temporary, folder, kind)
     return folder
 
 
@@ -108,9 +146,9 @@ def check_folder(folder: str | Path) -> None:
         OutputError: The folder holds something else, or cannot be written.
     """
     folder = Path(folder)
-    with output_errors(folder), temporary_beside(folder) as temporary:
+    with output_errors(folder), _temporary_beside(folder) as temporary:
         (temporary / "probe").write_text("", encoding="utf-8")
-        _refuse_foreign(folder)
+        refuse_foreign(folder, REPORT)
 
 
 def write_index(folder: str | Path, text: str) -> Path:
@@ -155,7 +193,7 @@ def check_run(folder: str | Path) -> None:
 
 
 def _write_file(path: Path, text: str) -> Path:
-    with output_errors(path), temporary_beside(path) as temporary:
+    with output_errors(path), _temporary_beside(path) as temporary:
         new = temporary / path.name
         new.write_text(text, encoding="utf-8", newline="\n")
         os.replace(new, path)
@@ -232,6 +270,9 @@ def _read_marker(folder: Path) -> dict[str, Any] | None:
     return marker if _is_marker(marker) else None
 
 
+REPORT = FolderKind("report", MARKER, _read_marker)
+
+
 def _is_marker(marker: Any) -> bool:
     """Whether this is a marker with everything that an index needs."""
     return (
@@ -242,46 +283,51 @@ def _is_marker(marker: Any) -> bool:
     )
 
 
-def _refuse_foreign(folder: Path) -> None:
-    if not os.path.lexists(folder):
-        return
-    if not folder.is_dir():
-        raise OutputError(f"{folder} is a file; give a folder to write the report into")
-    marker = _read_marker(folder)
-    if marker is None:
-        if any(folder.iterdir()):
-            raise OutputError(
-                f"{folder} holds something that is not a lens-rope report and is left alone; "
-                "choose another folder"
-            )
-        return
-    ours = {MARKER, *marker["files"]}
-    for path in sorted(folder.rglob("*")):
-        is_folder = path.is_dir() and not path.is_symlink()
-        name = path.relative_to(folder).as_posix()
-        if not is_folder and name not in ours and path.name not in _LITTER:
-            raise OutputError(
-                f"{folder} holds {name} beside a report, and a new report would replace the whole "
-                "folder; move that file away or choose another folder"
-            )
+def refuse_foreign(folder: Path, kind: FolderKind) -> None:
+    """Refuses a folder that holds anything but what this package wrote there.
+
+    Raises:
+        OutputError: It does.
+    """
+    with output_errors(folder):
+        if not os.path.lexists(folder):
+            return
+        if not folder.is_dir():
+            raise OutputError(f"{folder} is a file; give a folder to write the {kind.noun} into")
+        marker = kind.read(folder)
+        if marker is None:
+            if any(path.name not in _LITTER for path in folder.iterdir()):
+                raise OutputError(
+                    f"{folder} holds something that is not a lens-rope {kind.noun} and is left "
+                    "alone; choose another folder"
+                )
+            return
+        ours = {kind.marker, *marker["files"]}
+        for path in sorted(folder.rglob("*")):
+            is_folder = path.is_dir() and not path.is_symlink()
+            name = path.relative_to(folder).as_posix()
+            if not is_folder and name not in ours and path.name not in _LITTER:
+                raise OutputError(
+                    f"{folder} holds {name} beside a {kind.noun}, and a new {kind.noun} would "
+                    "replace the whole folder; move that file away or choose another folder"
+                )
 
 
-def _move_into_place(new: Path, folder: Path) -> None:
-    """Puts `new`, which `temporary_beside(folder)` gave, into the place of `folder`."""
-    _refuse_foreign(folder)
+def _move_into_place(new: Path, folder: Path, kind: FolderKind) -> None:
+    """Puts `new`, which `_temporary_beside(folder)` gave, into the place of `folder`."""
+    refuse_foreign(folder, kind)
     # A symbolic link keeps pointing where it did: what it points to is replaced.
     folder = folder.resolve()
     if folder.exists():
-        os.rename(folder, new.parent / OLD)
+        os.rename(folder, new.parent / _OLD)
     os.rename(new, folder)
 
 
 @contextlib.contextmanager
-def temporary_beside(path: Path) -> Iterator[Path]:
+def _temporary_beside(path: Path) -> Iterator[Path]:
     """An empty folder on the same file system as `path`, gone afterwards.
 
-    What is moved to `OLD` beside it is put back if nothing takes its place. Folders above `path`
-    that do not exist are made, and removed again when they end up empty.
+    Folders above `path` that do not exist are made, and removed again when they end up empty.
     """
     path = path.resolve()
     made = [p for p in (path.parent, *path.parent.parents) if not p.exists()]
@@ -328,15 +374,15 @@ def _discard(temporary: Path) -> None:
     back fails the folder stays, and the next one who writes here tries again.
     """
     try:
-        if (temporary / OLD).exists():
+        if (temporary / _OLD).exists():
             name = (temporary / _TARGET).read_text(encoding="utf-8", errors="surrogateescape")
             place = temporary.parent / Path(name).name
             if not os.path.lexists(place):
-                os.rename(temporary / OLD, place)
+                os.rename(temporary / _OLD, place)
     except OSError:
         return
     # The lock goes last: a leftover without it is not looked at for an hour.
-    for entry in (_NEW, OLD):
+    for entry in (_NEW, _OLD):
         shutil.rmtree(temporary / entry, ignore_errors=True)
     shutil.rmtree(temporary, ignore_errors=True)
 
