@@ -32,3 +32,11 @@ def number(value: float) -> str:
     digits = max(0, 2 - math.floor(math.log10(size)))
     text = f"{value:.{digits}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+BAND_PHRASES = {
+    "full cycles": "one of full cycles",
+    "partial cycle": "a partial cycle of more than half a turn",
+    "below half a cycle": "below half a cycle",
+}
+"""What a pair of each band (`bounds.BANDS`) is called in a sentence."""

@@ -105,7 +105,7 @@ def test_one_broken_model_is_told_and_a_second_run_repeats_only_that(two, run, t
     code, out, err = run(*arguments)
     assert code == ModelLoadError.exit_code
     assert "Wrote out/llama/report.html" in out
-    assert err.splitlines()[-1] == f"lens-rope: no report on {bad}"
+    assert err.splitlines()[-1] == f"lens-rope: failed: {bad}"
     folder = tmp_path / "out"
     assert outcomes(folder) == [("qwen3", "failed"), ("llama", "done")]
     entry = read(folder / "run.json")["models"][0]
@@ -361,8 +361,16 @@ def test_models_of_one_name_keep_their_folders(two, quick, tmp_path, monkeypatch
     # One model asked for in two ways is one model.
     monkeypatch.chdir(tmp_path)
     assert folders_of(out, ["llama"]) == {"llama": out / "llama"}
-    shutil.rmtree(two[0])
-    assert folders_of(out, ["x/llama.gguf"]) == {"x/llama.gguf": out / "llama"}
+    # A report of what is gone cannot be made again, and one of the hub is another model.
+    kept = shutil.move(two[0], tmp_path / "c")
+    assert folders_of(out, ["x/llama.gguf"]) == {"x/llama.gguf": out / "llama-3"}
+    shutil.copytree(kept, tmp_path / "d" / "llama")
+    assert folders_of(out, [str(tmp_path / "d/llama")])[str(tmp_path / "d/llama")].name == "llama-3"
+    content = json.loads((out / "llama/manifest.json").read_text("utf-8"))
+    content["model"] |= {"asked": "llama", "source": {"kind": "hub"}}
+    (out / "llama/manifest.json").write_text(json.dumps(content))
+    assert folders_of(out, ["llama"]) == {"llama": out / "llama"}
+    assert folders_of(out, [str(tmp_path / "d/llama")])[str(tmp_path / "d/llama")].name == "llama-3"
 
 
 # The manifest
@@ -431,7 +439,8 @@ def test_the_source_of_a_model(two, tmp_path, monkeypatch):
     source = model_source(two[0])
     copy = model_source(str(shutil.copytree(two[0], tmp_path / "again")))
     assert dataclasses.replace(copy, asked=two[0]) == source
-    (tmp_path / "again/notes.md").write_text("no part of the model")
+    for name in ("notes.md", "log.txt", "optimizer.bin", "trainer_state.json"):
+        (tmp_path / "again" / name).write_text("no part of the model")
     assert model_source(str(tmp_path / "again")).fingerprint == source.fingerprint
     (tmp_path / "again/chat.jinja").write_text("part of it")
     assert model_source(str(tmp_path / "again")).fingerprint != source.fingerprint
@@ -442,7 +451,7 @@ def test_the_source_of_a_model(two, tmp_path, monkeypatch):
     assert newest_file("smollm2-135m") == 0
 
 
-def test_every_part_of_large_weights_is_looked_at(tmp_path):
+def test_every_byte_of_large_weights_is_looked_at(tmp_path):
     path = tmp_path / "weights.gguf"
     size = 40 << 20
     with path.open("wb") as file:
@@ -451,7 +460,7 @@ def test_every_part_of_large_weights_is_looked_at(tmp_path):
     for start in (0, size // 3, size - 1):
         with path.open("r+b") as file:
             file.seek(start)
-            file.write(b"\1" * min(1 << 20, size - start))
+            file.write(b"\1")
         after = model_source(str(path)).fingerprint
         assert after != before
         before = after
@@ -643,10 +652,14 @@ def test_what_a_running_process_writes_is_left_alone(tmp_path):
 def test_leftovers_without_a_lock_go_when_they_are_old(tmp_path):
     young, old = tmp_path / ".lens-rope-tmp-young", tmp_path / ".lens-rope-tmp-old"
     for folder in (young, old):
-        folder.mkdir()
+        (folder / "old").mkdir(parents=True)
+        (folder / "old" / "report.json").write_text("precious")
+        (folder / "target").write_text(f"{folder.name[-3:]}-model")
     os.utime(old, (0, 0))
     recover(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == [young.name]
+    # What was moved aside is put back, as where there are locks.
+    assert sorted(path.name for path in tmp_path.iterdir()) == [young.name, "old-model"]
+    assert (tmp_path / "old-model" / "report.json").read_text() == "precious"
 
 
 def test_a_report_that_cannot_be_put_back_is_kept(tmp_path, monkeypatch):

@@ -183,7 +183,7 @@ def test_one_model_that_fails_does_not_stop_the_others(run, tiny, tmp_path):
     assert "llama/report.html" in out
     lines = err.splitlines()
     assert lines[0].startswith("lens-rope: ./missing-model: ")
-    assert lines[-1] == "lens-rope: no report on ./missing-model"
+    assert lines[-1] == "lens-rope: failed: ./missing-model"
     index = (tmp_path / "lens-rope-report/index.html").read_text("utf-8")
     assert "llama/report.html" in index
     assert "./missing-model" in index

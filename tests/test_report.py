@@ -418,15 +418,17 @@ def test_findings_follow_the_sinks(done):
 
 def test_short_prompts_have_no_sinks_and_no_previous_token_heads(done):
     text = "\n".join(done.data.findings)
-    uniform = np.mean(1 / np.arange(1, 27))
+    longest = max(prompt.n_tokens for prompt in done.data.prompts)
+    uniform = np.mean(1 / np.arange(1, longest + 1))
     assert (
-        "Attention sinks: prompts of 26 tokens are too short to tell sinks, because uniform "
-        f"attention alone would give the first key {uniform:.0%}; give at least 64 tokens."
+        f"Attention sinks: prompts of {longest} tokens or fewer are too short to tell sinks, "
+        f"because uniform attention alone would give the first key {uniform:.0%}; give at least "
+        "64 tokens."
     ) in text
     assert 0.1 < done.data.uniform_share < 0.16
     assert "previous" not in text
     page = done.html()
-    assert "A prompt of this report is too short to tell sinks, so none is marked." in page
+    assert "The prompts of this report are too short to tell sinks, so none is marked." in page
     assert "strongest sink head" not in page
     assert f"uniform attention would give the first key {done.data.uniform_share:.0%}." in page
     one = dataclasses.replace(done.data.prompts[0], n_tokens=63)
@@ -478,15 +480,16 @@ def test_sinks_that_no_single_pair_makes_are_not_said_to_be_made_by_one():
     assert "One pair makes" not in text
 
 
-def test_a_report_of_a_long_and_a_short_prompt_marks_no_sinks():
-    plants = [sink_by_push(96, 0)], [sink_by_push(20, 0)]
-    qk = planted_capture(*plants)
-    one = report_data(dataclasses.replace(qk, prompts=qk.prompts[:1], records=qk.records[:1]))
+def test_a_report_of_short_prompts_marks_no_sinks():
+    qk = planted_capture([sink_by_push(96, 0)])
+    one = report_data(qk)
     assert [sink.head for sink in one.sinks] == [0]
     short = dataclasses.replace(one.prompts[0], n_tokens=20)
     both = dataclasses.replace(one, prompts=(one.prompts[0], short))
-    assert both.sinks == ()
-    assert "What makes them" not in render(both)
+    assert both.sinks == one.sinks and both.short_prompts == (short,)
+    alone = dataclasses.replace(one, prompts=(short, short))
+    assert alone.sinks == ()
+    assert "What makes them" not in render(alone)
 
 
 def test_a_pattern_alone_verifies_scores_up_to_a_constant(done):

@@ -237,6 +237,24 @@ def test_prompts_of_another_rotation_are_left_out_of_offsets_in_any_split():
         finish(wrong)
 
 
+def test_short_prompts_tell_no_sinks_and_take_none_away(model, whole):
+    """Wherever the short ones stand, sinks and patterns are those of the long ones alone."""
+    short = [ShardPrompt(5, "five", words(20, 5)), ShardPrompt(6, "six", words(9, 2))]
+    alone = finish(whole)
+    found = finish(merge_shards([read_shard(model, short, ReadOptions()), whole]))
+    alike(found.shares, alone.shares)
+    alike(found.sinks, alone.sinks)
+    assert [head.pattern for head in found.heads] == [head.pattern for head in alone.heads]
+    assert any("without 2 of 7 prompts" in note for note in found.notes)
+    assert not any("are told without" in note for note in alone.notes)
+    # All the rest is of every token.
+    added = sum(prompt.n_tokens for prompt in found.prompts[-2:])
+    assert found.spectra[0].pre.n_tokens == alone.spectra[0].pre.n_tokens + added
+    parts = [read_shard(model, [prompt], ReadOptions()) for prompt in (short[0], *PROMPTS[:2])]
+    for order in itertools.permutations(parts):
+        alike(merge_shards(order).layers, merge_shards(parts).layers)
+
+
 def test_a_head_with_a_sink_in_some_prompts_only_is_no_sink_head_of_the_report(whole):
     (sink,) = planted_layers()[0].sinks
     layer = whole.layers[0]

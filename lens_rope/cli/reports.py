@@ -114,7 +114,7 @@ def report(
         failed = [outcome for outcome in outcomes if outcome.status == "failed"]
         if failed:
             if len(asked) > 1:
-                complain(f"no report on {', '.join(outcome.model for outcome in failed)}")
+                complain(f"failed: {', '.join(outcome.model for outcome in failed)}")
             raise typer.Exit(failed[0].exit_code)
 
 

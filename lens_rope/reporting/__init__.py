@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 Format = Literal["html", "json", "csv"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 
-NAMED_PROMPTS = 4
-"""More prompts are counted, not named, where a report is printed."""
-
 
 @dataclass(frozen=True, eq=False)
 class Report:
@@ -110,12 +107,8 @@ class Report:
 
     def __repr__(self) -> str:
         """Model, prompts and findings."""
-        prompts = self.data.prompts
-        tokens = ", ".join(f"{p.name} ({p.n_tokens} tokens)" for p in prompts)
-        if len(prompts) > NAMED_PROMPTS:
-            total = sum(prompt.n_tokens for prompt in prompts)
-            tokens = f"{len(prompts):,} prompts ({total:,} tokens)"
-        lines = [f"Report on {self.data.model.name}: {tokens}", *self.data.findings]
+        of = f"Report on {self.data.model.name}: {self.data.named_prompts()}"
+        lines = [of, *self.data.findings]
         return "\n  ".join(lines + list(self.data.notes))
 
 

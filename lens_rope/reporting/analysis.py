@@ -25,7 +25,7 @@ from lens_rope.patterns import (
     pattern_targets,
 )
 from lens_rope.sink_heads import SinkHead, layer_sinks, merge_sinks, sinks_over_all
-from lens_rope.sinks import HeadShares, head_shares, merge_shares, sink_positions
+from lens_rope.sinks import MIN_TOKENS, HeadShares, head_shares, merge_shares, sink_positions
 from lens_rope.usage import LayerUsage, merge_usage, pair_usage
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ class LayerAnalysis:
         offset_shares: How its scores split over offset and content.
         sinks: Its heads that have a sink in some prompt; after `judge`, its sink heads.
         metrics: Head metrics of the literature.
+        is_long: Whether some prompt is long enough to tell sinks and patterns. Then these are of
+            such prompts alone.
     """
 
     rope: LayerRope
@@ -56,6 +58,7 @@ class LayerAnalysis:
     offset_shares: OffsetShares
     sinks: tuple[SinkHead, ...]
     metrics: LayerMetrics
+    is_long: bool
 
     def heads(self, *, is_long: bool, repeated: LayerPatterns | None) -> tuple[HeadPattern, ...]:
         """The pattern of each head.
@@ -96,8 +99,12 @@ def analyse(
         patterns=layer_patterns(record, attention, targets),
         offsets=offsets if record.rope.same_rotation(rope) else no_offsets(offsets, rope),
         offset_shares=layer_offset_shares(record, token_ids, offsets, left_out),
-        sinks=layer_sinks(record, attention, shares),
+        # A pair is what it is under the rotation of the report.
+        sinks=tuple(
+            dataclasses.replace(sink, rope=rope) for sink in layer_sinks(record, attention, shares)
+        ),
         metrics=layer_metrics(record, attention),
+        is_long=record.n_pos >= MIN_TOKENS,
     )
 
 
@@ -105,7 +112,8 @@ def merge(analyses: Sequence[LayerAnalysis]) -> LayerAnalysis:
     """One layer over several prompts, or over what was merged before.
 
     A merge of merges is the merge of all, up to rounding, so prompts can be added up as they come
-    and in parts. `judge` says at the end what can only be said of all.
+    and in parts. `judge` says at the end what can only be said of all. Short prompts tell no sinks
+    and no patterns, and are left out of these as soon as there is a long one.
 
     Args:
         analyses: The layer on one or more prompts each; the rotation is that of the first.
@@ -113,15 +121,17 @@ def merge(analyses: Sequence[LayerAnalysis]) -> LayerAnalysis:
     Raises:
         InputError: There is nothing to merge, or the layers or the rotations of offsets differ.
     """
+    telling = [entry for entry in analyses if entry.is_long] or analyses
     return LayerAnalysis(
         rope=analyses[0].rope,
         usage=merge_usage(entry.usage for entry in analyses),
-        shares=merge_shares(entry.shares for entry in analyses),
-        patterns=merge_patterns(entry.patterns for entry in analyses),
+        shares=merge_shares(entry.shares for entry in telling),
+        patterns=merge_patterns(entry.patterns for entry in telling),
         offsets=merge_offsets(entry.offsets for entry in analyses),
         offset_shares=merge_offset_shares(entry.offset_shares for entry in analyses),
-        sinks=merge_sinks(sink for entry in analyses for sink in entry.sinks),
+        sinks=merge_sinks(sink for entry in telling for sink in entry.sinks),
         metrics=merge_metrics(entry.metrics for entry in analyses),
+        is_long=any(entry.is_long for entry in analyses),
     )
 
 

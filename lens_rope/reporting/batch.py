@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lens_rope import __version__
-from lens_rope.errors import LensRopeError, PromptError
+from lens_rope.demo import DEMO_MODEL
+from lens_rope.errors import LensRopeError, ModelLoadError, PromptError
 from lens_rope.reporting import FORMATS, Format, Report, report
 from lens_rope.reporting.manifest import outdated, read_manifest
 from lens_rope.reporting.prompts import DEFAULT_MAX_TOKENS, PromptSource, sample_prompts
@@ -204,15 +205,21 @@ def _numbered(name: str) -> Iterator[str]:
 
 
 def _is_of_another(folder: Path, model: str) -> bool:
-    """Whether a folder holds the report of another local model with the same last name."""
+    """Whether a folder holds the report of another model that a folder of this name is made for."""
     content = read_manifest(folder)
     described = None if content is None else content.get("model")
-    asked = described.get("asked") if isinstance(described, dict) else None
-    if not isinstance(asked, str) or asked == model:
+    if not isinstance(described, dict) or not isinstance(described.get("source"), dict):
         return False
-    other, path = Path(asked).expanduser(), Path(model).expanduser()
-    # One model can be asked for in several ways; what is gone cannot be compared.
-    return other.exists() and not (path.exists() and other.samefile(path))
+    asked, kind = described.get("asked"), described["source"].get("kind")
+    path = Path(model).expanduser()
+    is_local = model != DEMO_MODEL and path.exists()
+    if not isinstance(asked, str) or is_local != (kind in ("directory", "file")):
+        return isinstance(asked, str)
+    if asked == model or not is_local:
+        return asked != model
+    # One local model can be asked for in several ways.
+    other = Path(asked).expanduser()
+    return not (other.exists() and other.samefile(path))
 
 
 def _why_again(
@@ -252,7 +259,13 @@ def _make(
     from lens_rope.reporting.source import model_source
 
     # Before loading, so that what changes meanwhile is seen as changed later.
-    source = model_source(model)
+    try:
+        source = model_source(model)
+    except OSError as error:
+        raise ModelLoadError(
+            f"{error.filename or model} cannot be read ({error.strerror or error}); check the "
+            "model's files"
+        ) from error
     loaded = load_model(model, options.backend, device=options.device, dtype=options.dtype)
     if source.kind == "hub":
         source = model_source(model)  # the commit that is in the cache now was loaded

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 SCHEMA = "lens-rope-report/1"
 """Version of `report.json`; within a version keys are only ever added."""
 
+NAMED_PROMPTS = 4
+"""More prompts are counted, not named, where a report is shown in few lines."""
+
 PREVIOUS_THRESHOLD = 0.5
 """Heads that give more than this share of attention to the previous token are counted."""
 
@@ -158,7 +161,7 @@ class ReportData:
 
     @property
     def sinks(self) -> tuple[SinkHead, ...]:
-        """The sink heads, in order of layer and head; none where a prompt is too short to tell."""
+        """The sink heads, in order of layer and head; none where all prompts are too short."""
         if self.is_too_short_for_sinks:
             return ()
         return tuple(sink for entry in self.layers for sink in entry.sinks)
@@ -179,6 +182,13 @@ class ReportData:
         token = self.tokens[position] if position < len(self.tokens) else None
         return None if token is None else display_text(token)
 
+    def named_prompts(self) -> str:
+        """The prompts by name and length, or how many there are where they are many."""
+        if len(self.prompts) > NAMED_PROMPTS:
+            total = sum(prompt.n_tokens for prompt in self.prompts)
+            return f"{len(self.prompts):,} prompts ({total:,} tokens)"
+        return ", ".join(f"{prompt.name} ({prompt.n_tokens:,} tokens)" for prompt in self.prompts)
+
     @property
     def max_relative_error(self) -> float:
         """The largest relative error of the scores over all layers and prompts."""
@@ -190,13 +200,16 @@ class ReportData:
         return max(entry.uniform_share for entry in self.shares)
 
     @property
-    def shortest_prompt(self) -> int:
-        """Number of tokens of the shortest prompt."""
-        return min(prompt.n_tokens for prompt in self.prompts)
+    def short_prompts(self) -> tuple[PromptSummary, ...]:
+        """Prompts so short that uniform attention alone makes high sink shares.
+
+        Sinks and patterns are told without them.
+        """
+        from lens_rope.sinks import MIN_TOKENS  # here: it needs torch
+
+        return tuple(prompt for prompt in self.prompts if prompt.n_tokens < MIN_TOKENS)
 
     @property
     def is_too_short_for_sinks(self) -> bool:
-        """Whether a prompt is so short that uniform attention alone makes high sink shares."""
-        from lens_rope.sinks import MIN_TOKENS  # here: it needs torch
-
-        return self.shortest_prompt < MIN_TOKENS
+        """Whether no prompt is long enough to tell sinks and patterns."""
+        return len(self.short_prompts) == len(self.prompts)

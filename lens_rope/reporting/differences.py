@@ -25,7 +25,7 @@ from lens_rope.reporting.side_by_side import (
     pattern_counts,
     sink_bands,
 )
-from lens_rope.words import number, percent
+from lens_rope.words import BAND_PHRASES, number, percent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -182,18 +182,11 @@ def _sink_details(a: SavedReport, b: SavedReport, names: tuple[str, str]) -> str
         )
         if bands[most]:
             part += (
-                f" and the best pair is most often {_BANDS[most]} ({bands[most]} of "
+                f" and the best pair is most often {BAND_PHRASES[most]} ({bands[most]} of "
                 f"{sum(bands.values())})"
             )
         parts.append(part)
     return "".join(f"; {part}" for part in parts)
-
-
-_BANDS = {
-    "full cycles": "one of full cycles",
-    "partial cycle": "a partial cycle of more than half a turn",
-    "below half a cycle": "below half a cycle",
-}
 
 
 def _patterns(a: SavedReport, b: SavedReport, names: tuple[str, str]) -> str:

@@ -21,7 +21,7 @@ from lens_rope.sink_heads import COLLAPSED
 from lens_rope.sinks import MIN_TOKENS
 from lens_rope.spec import ranges
 from lens_rope.spectrum import NEAR_ZERO
-from lens_rope.words import number, percent
+from lens_rope.words import BAND_PHRASES, number, percent
 
 if TYPE_CHECKING:
     from lens_rope.reporting.data import ReportData
@@ -65,6 +65,12 @@ def notes(data: ReportData) -> tuple[str, ...]:
         out.append(
             f"{len(cut)} of {len(data.prompts)} prompts were cut to {cut[0].n_tokens} tokens; "
             f"together they had {sum(prompt.cut_from or 0 for prompt in cut):,}."
+        )
+    short = len(data.short_prompts)
+    if 0 < short < len(data.prompts):
+        out.append(
+            f"Sinks and patterns are told without {short} of {len(data.prompts)} prompts, which "
+            f"have fewer than {MIN_TOKENS} tokens."
         )
     if data.context is not None:
         out.append(
@@ -150,12 +156,12 @@ def _outlier(data: ReportData) -> str:
 
 
 def _too_short(data: ReportData) -> str:
-    n = data.shortest_prompt
+    n = max(prompt.n_tokens for prompt in data.prompts)
     uniform = sum(1 / seen for seen in range(1, n + 1)) / n
     return (
-        f"Attention sinks: prompts of {count(n, 'token')} are too short to tell sinks, because "
-        f"uniform attention alone would give the first key {percent(uniform)}; give at least "
-        f"{MIN_TOKENS} tokens."
+        f"Attention sinks: prompts of {count(n, 'token')} or fewer are too short to tell sinks, "
+        f"because uniform attention alone would give the first key {percent(uniform)}; give at "
+        f"least {MIN_TOKENS} tokens."
     )
 
 
@@ -231,17 +237,10 @@ def _makers(data: ReportData) -> str:
         f"{lead}: without the contributions of their best pair, {collapsed} of "
         f"{count(len(sinks), 'sink head')} ({percent(collapsed / len(sinks))}) fall below a sink "
         f"share of {percent(COLLAPSED)}{control}. The best pair is most often "
-        f"{_BAND_PHRASE[most]} ({times} of {len(sinks)}; {percent(base)} of all pairs are): "
+        f"{BAND_PHRASES[most]} ({times} of {len(sinks)}; {percent(base)} of all pairs are): "
         f"{often}. It pushes the other keys down more than it lifts the sink in {pushing} of "
         f"{len(sinks)}."
     )
-
-
-_BAND_PHRASE = {
-    "full cycles": "one of full cycles",
-    "partial cycle": "a partial cycle of more than half a turn",
-    "below half a cycle": "below half a cycle",
-}
 
 
 def _intervention(data: ReportData) -> str:

@@ -10,7 +10,6 @@ from lens_rope import __version__
 from lens_rope.bounds import check_bounds
 from lens_rope.errors import InputError
 from lens_rope.offsets import CONSTANCY, RELATIVE, OffsetFeatures, offset_notes
-from lens_rope.patterns import is_long_enough
 from lens_rope.reporting.analysis import judge
 from lens_rope.reporting.data import Provenance, ReportData
 from lens_rope.reporting.findings import findings, notes
@@ -44,7 +43,7 @@ def finish(result: ShardResult) -> ReportData:
         raise InputError("no prompt is rotated as `rope` says; give the rotation of prompt 0")
     summaries = tuple(summary for _, summary in result.prompts)
     layers = tuple(judge(entry) for entry in result.layers)
-    is_long = is_long_enough(summary.n_tokens for summary in summaries)
+    is_long = any(entry.is_long for entry in layers)
     repeated = first.repeated or [None] * len(layers)
     offsets = tuple(entry.offsets for entry in layers)
     features = OffsetFeatures(result.model, offsets, CONSTANCY, RELATIVE, offset_notes(offsets))

@@ -58,7 +58,9 @@ def read_report(source: Any) -> SavedReport:
         InputError: It is none of these, or cannot be read.
     """
     if hasattr(source, "to_dict") and not isinstance(source, pd.DataFrame):
-        return _parsed(_plain(source.to_dict()), "the report")
+        report = _parsed(_plain(source.to_dict()), "the report")
+        known = getattr(getattr(source, "data", None), "provenance", None)
+        return dataclasses.replace(report, prompts_sha256=getattr(known, "prompts_sha256", None))
     if isinstance(source, Mapping):
         return _parsed(_plain(source), "the report")
     if not isinstance(source, (str, Path)):
@@ -145,6 +147,7 @@ def _checked(content: dict[str, Any]) -> SavedReport:
             (_text(entry["name"]), _count(entry["tokens"])) for entry in content.get("prompts", [])
         ),
         prompts_sha256=None,
+        is_cut=any(entry.get("cut_from") is not None for entry in content.get("prompts", [])),
         ropes=ropes,
         usage=_usage(content.get("usage", []), ropes),
         heads=_table(content.get("heads", []), _HEADS, _head),

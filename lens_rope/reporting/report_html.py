@@ -21,14 +21,14 @@ def report_html(data: ReportData, key_figure: go.Figure) -> str:
         data: The numbers of the report, and the sentences computed from them.
         key_figure: The one picture that says most.
     """
-    prompts = ", ".join(f"{prompt.name} ({prompt.n_tokens:,} tokens)" for prompt in data.prompts)
+    of = f"Report on {data.model.name}: {data.named_prompts()}"
     found = "".join(
         f"<li><strong>{text_html(topic)}.</strong> {text_html(text)}</li>"
         for topic, text, _ in headlines(data)
     )
     notes = "".join(f'<p class="lr-note">Note: {text_html(note)}</p>' for note in data.notes)
     return figures_output(
-        f"<p><strong>{text_html(f'Report on {data.model.name}: {prompts}')}</strong></p>"
+        f"<p><strong>{text_html(of)}</strong></p>"
         f"<ul>{found}</ul>{notes}"
         '<p class="lr-small"><code>print(report)</code> has all findings; '
         '<code>report.save("folder")</code> writes the page, the numbers as JSON, and every table '

@@ -34,6 +34,7 @@ class SavedReport:
         prompts: (name, tokens) of each prompt.
         prompts_sha256: Checksum of their texts, from the manifest beside the report; None where it
             is not known.
+        is_cut: Whether a prompt was cut to a maximum of tokens.
         ropes: The rotation of each layer that was read.
         usage: One row per layer and pair: wavelength (tokens), cycles over the context, and mean
             magnitude of query and key (activation units).
@@ -65,6 +66,7 @@ class SavedReport:
     created: str
     prompts: tuple[tuple[str, int], ...]
     prompts_sha256: str | None
+    is_cut: bool
     ropes: tuple[LayerRope, ...]
     usage: pd.DataFrame
     heads: pd.DataFrame
@@ -124,15 +126,16 @@ class SavedReport:
 def read_the_same(a: SavedReport, b: SavedReport) -> bool:
     """Whether two reports read the same prompts, as far as they tell.
 
-    By checksum where both have one; otherwise by name, and for models of one shape by length, as
-    different tokenizers make different lengths of one text.
+    By checksum where both have one, otherwise by name; and by length for models of one shape, or
+    where a prompt was cut. Different tokenizers make different lengths of one whole text.
     """
     if a.prompts_sha256 is not None and b.prompts_sha256 is not None:
         same_text = a.prompts_sha256 == b.prompts_sha256
     else:
         same_text = [name for name, _ in a.prompts] == [name for name, _ in b.prompts]
     same_length = [n for _, n in a.prompts] == [n for _, n in b.prompts]
-    return same_text and (same_length or a.shape != b.shape)
+    is_whole = a.shape != b.shape and not (a.is_cut or b.is_cut)
+    return same_text and (same_length or is_whole)
 
 
 def _of(table: pd.DataFrame, layers: set[int]) -> pd.DataFrame:

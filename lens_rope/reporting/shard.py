@@ -188,6 +188,18 @@ def _refuse_other(one: ShardResult, other: ShardResult) -> None:
     def asked(part: ShardResult) -> ReadOptions:
         return dataclasses.replace(part.options, rope=None)
 
+    bare = [dataclasses.replace(part.model, versions={}) for part in (one, other)]
+    if one.model != other.model and bare[0] == bare[1]:
+        names = {*one.model.versions, *other.model.versions}
+        other_names = [
+            name
+            for name in sorted(names)
+            if one.model.versions.get(name) != other.model.versions.get(name)
+        ]
+        raise InputError(
+            f"results were read with different versions of {', '.join(other_names)}; use the same "
+            "for every prompt"
+        )
     if one.model != other.model or layers(one) != layers(other):
         raise InputError(
             f"results of {one.model.name} and {other.model.name} with other layers, shapes or "

@@ -249,7 +249,7 @@ def recover(folder: str | Path) -> None:
         if not lock_file.exists():
             with contextlib.suppress(OSError):
                 if time.time() - temporary.stat().st_mtime > _UNLOCKED_FOR:
-                    shutil.rmtree(temporary, ignore_errors=True)
+                    _discard(temporary)
             continue
         lock = filelock.FileLock(lock_file)
         try:

@@ -184,7 +184,7 @@ def test_hostile_names_are_shown_as_they_are(driver, index, comparison):
 def test_failures_come_first_and_links_lead_to_reports(driver, index):
     page = open_page(driver, index)
     failed = find(page, ".failed")[0]
-    assert "No report on 2 models" in failed.text
+    assert "2 models failed in the last run" in failed.text
     assert failed.location["y"] < find(page, "#usage")[0].location["y"]
     hrefs = [link.get_attribute("href") for link in find(page, "main a")]
     assert (index.parent / "planted" / "report.html").as_uri() in hrefs
