@@ -67,7 +67,8 @@ def cells(trace) -> np.ndarray:
 
 def drawn(fig) -> dict:
     """What a page gets; and what all figures of this module have in common."""
-    assert fig.layout.paper_bgcolor == fig.layout.plot_bgcolor == "rgba(0,0,0,0)"
+    assert fig.layout.paper_bgcolor == "#ffffff"
+    assert fig.layout.plot_bgcolor == "rgba(0,0,0,0)"
     assert len(fig.layout.meta["label"]) > 30
     assert fig.layout.width is None
     text = fig.to_json()

@@ -158,7 +158,7 @@ def test_maps_add_up_to_the_score_and_the_table_holds_them(qk):
         row = table.iloc[len(table) // 2]
         m, n = row["query"], row["key"]
         assert row["score"] == pytest.approx(split.at(m, n).score, abs=1e-4)
-        assert row["attention"] == pytest.approx(split.pattern()[m, n], abs=5.1e-5)
+        assert row["attention"] == pytest.approx(split.pattern()[m, n], rel=1e-6)
         assert (row["query_token"], row["key_token"]) == (
             split.prompt.tokens[m],
             split.prompt.tokens[n],
@@ -237,6 +237,7 @@ def test_text_and_page_say_which_head_and_bring_everything(qk):
     shown = lr.show_head(qk, 0, 3, pairs=[2, (4, 5, 6), (1, 7)], start=10, size=20)
     assert "layer 0 head 3 (key head 1)" in repr(shown)
     assert "tokens 10–29 of 100, pair 2, pairs 4–6, pairs 1, 7" in repr(shown)
+    assert "over tokens 10–29 of 100" in shown._repr_html_()
     for page in (shown.html(), shown._repr_html_()):
         assert "layer 0 head 3 (key head 1)" in page
         assert not re.search(r"""(src|href)=["'](?!data:)""", page)

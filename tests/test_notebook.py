@@ -9,6 +9,7 @@ import re
 import unicodedata
 
 import pytest
+import torch
 from planted import named_heads, planted_capture
 from public_results import RESULTS, Parsed, ablation, public_results
 from report_fixtures import HOSTILE, random_capture, rope
@@ -31,8 +32,19 @@ CAPTURES = {
     ),
     "no RoPE": lambda: random_capture((rope(0, rotary_dim=0), rope(1, rotary_dim=0)), n_pos=70),
     "one pair": lambda: random_capture((rope(0, rotary_dim=2, d_head=2),), n_pos=70),
+    "soft-cap and learned sinks": lambda: _changed(
+        random_capture((rope(0), rope(1)), n_pos=70), softcap=5.0, sinks=torch.ones(4)
+    ),
     "zero": lambda: _zero(random_capture((rope(0), rope(1)), n_pos=70)),
 }
+
+
+def _changed(qk, **values):
+    """The same capture with other values in every record."""
+    records = tuple(
+        tuple(dataclasses.replace(record, **values) for record in layers) for layers in qk.records
+    )
+    return dataclasses.replace(qk, records=records)
 
 
 def _zero(qk):
@@ -90,6 +102,12 @@ def test_an_output_has_a_sentence_and_a_figure(name, qk, capsys):
         assert html.count('class="lr-plot"') >= 1
         assert len(result.plot().data)
         assert f"lensRopeOutput({html.split('data-lens-rope=')[1][:18]}" in html
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_a_figure_by_itself_is_dark_on_white(name, qk):
+    """Plotly's own renderer puts it on the ground of the page, whatever that is."""
+    assert RESULTS[name](qk).plot().layout.paper_bgcolor == "#ffffff"
 
 
 @pytest.mark.parametrize("name", RESULTS)
@@ -155,6 +173,35 @@ def test_long_tables_say_how_much_is_left_out(qk):
     assert len(page.tables[0]) == 1 + NOTEBOOK_ROWS
     assert f"and {n_distances - NOTEBOOK_ROWS} more; to_dataframe() has all of them" in page.text
     assert "more" not in Parsed(d.by_pair()._repr_html_()).text
+
+
+def test_a_profile_speaks_of_the_distances_in_its_figure(qk):
+    """Extremes, and which pairs are named, are over distances that enough pairs have."""
+    profile = lr.decompose(qk, 0, 2).by_distance()
+    mean = profile.mean.copy()
+    mean[-1, 5] = 1e6  # one query and key alone
+    mean[:, 3] = 1e3  # large, and the same everywhere
+    mean[10, 4] += 500
+    page = Parsed(dataclasses.replace(profile, mean=mean)._repr_html_())
+    last = len(profile.distance) - 8
+    assert f"at distances 0 to {last}: " in page.text
+    assert "at 10 tokens" in page.text
+    assert "fewer than 8 query-key pairs" in page.text
+    pairs = [name for name in page.tables[0][0] if name.startswith("pair ")]
+    assert pairs[0] == "pair 4"
+    assert "pair 3" not in pairs
+
+
+def test_what_scores_were_compared_is_said(qk, captures):
+    assert "soft-cap" not in Parsed(qk._repr_html_()).text
+    capped = captures["soft-cap and learned sinks"]
+    check = dataclasses.replace(qk.layer(0).check, route="hook_cos_pattern")
+    for result, words in (
+        (capped, "after the soft-cap of 5"),
+        (_changed(qk, check=check), "up to a constant per query"),
+    ):
+        for shown in (result, lr.decompose(result, 0, 0)):
+            assert words in Parsed(shown._repr_html_()).text
 
 
 def test_many_heads_are_the_clearest_of_each_pattern():

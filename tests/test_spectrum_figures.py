@@ -95,7 +95,8 @@ def test_axes_are_of_the_page(spectrum):
     assert "units²" in fig.layout.xaxis.title.text
     for drawn in (fig, curve(spectrum)):
         assert len(drawn.layout.meta["label"]) > 20
-        assert drawn.layout.paper_bgcolor == drawn.layout.plot_bgcolor == "rgba(0,0,0,0)"
+        assert drawn.layout.paper_bgcolor == "#ffffff"
+        assert drawn.layout.plot_bgcolor == "rgba(0,0,0,0)"
         assert drawn.layout.width is None
 
 

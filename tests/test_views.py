@@ -277,7 +277,8 @@ def test_every_figure_says_what_it_is_and_follows_the_page(qk, usage, shares):
         figures.verification_dots([record.check for record in qk.records[0]], 1e-5),
     ):
         assert len(fig.layout.meta["label"]) > 20
-        assert fig.layout.paper_bgcolor == fig.layout.plot_bgcolor == "rgba(0,0,0,0)"
+        assert fig.layout.paper_bgcolor == "#ffffff"
+        assert fig.layout.plot_bgcolor == "rgba(0,0,0,0)"
         assert fig.layout.width is None
         json.loads(fig.to_json())
 

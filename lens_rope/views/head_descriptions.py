@@ -7,24 +7,24 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lens_rope.spec import ranges
+from lens_rope.views.head_figures import MIN_COUNT, kept_distances
 from lens_rope.views.rope_figures import rope_groups
-from lens_rope.views.score_figures import moving_pairs
+from lens_rope.views.score_figures import SHOWN_PAIRS, moving_pairs
 from lens_rope.views.tables import Description, Form, Table, index
 from lens_rope.views.tokens import SPACE, display_text
 from lens_rope.words import number, percent
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from lens_rope.decomposition import HeadDecomposition
     from lens_rope.distance import DistanceCurve
-    from lens_rope.records import RotaryCapture
+    from lens_rope.records import LayerCapture, RotaryCapture
     from lens_rope.results import DistanceProfile, PairSummary, ScoreBreakdown
     from lens_rope.spec import LayerRope, RopeSpec
 
 MAX_PROMPTS = 4
 """Prompts that a capture names; `verification()` has them all."""
-
-SHOWN_PAIRS = 4
-"""Pairs with a column of their own in a table by distance."""
 
 _PAIR: dict[str, tuple[str, Form]] = {
     "pair": ("pair", lambda pair: "pass-through" if pair < 0 else str(int(pair))),
@@ -75,6 +75,7 @@ def describe_rope(spec: RopeSpec) -> Description:
 def describe_capture(capture: RotaryCapture) -> Description:
     """What was read, and how exactly."""
     info, n_prompts = capture.model, len(capture.prompts)
+    records = [record for layers in capture.records for record in layers]
     prompts = [
         f"{_inline(prompt.name)} ({len(prompt):,} tokens)"
         for prompt in capture.prompts[:MAX_PROMPTS]
@@ -86,8 +87,8 @@ def describe_capture(capture: RotaryCapture) -> Description:
             f"Queries and keys of {info.name} on {info.host}, layers "
             f"{ranges(capture.layer_indices)}: {info.n_heads} heads on {info.n_kv_heads} key heads "
             f"of {info.d_head} components. Prompts: {', '.join(prompts)}.",
-            "Verified: the scores that they give are within "
-            f"{capture.max_relative_error:.1e} of the model's own.",
+            f"Verified: the scores that they give{_compared(records)} have a relative error of at "
+            f"most {capture.max_relative_error:.1e} against the model's own.",
         ),
         Table(
             "Relative errors against the model's own scores",
@@ -120,7 +121,8 @@ def describe_decomposition(d: HeadDecomposition, summary: PairSummary) -> Descri
         (
             f"Layer {d.layer} head {d.head} (key head {d.kv_head}) on {_inline(d.prompt.name)}: "
             f"{record.n_pos:,} tokens, {d.rope.n_pairs} pairs; the contributions of the pairs and "
-            f"of the pass-through sum to the model's scores within {d.residual:.1e} score units",
+            f"of the pass-through sum{_compared([record])} to the model's scores within "
+            f"{d.residual:.1e} score units",
             _share_sentence(summary),
         ),
         _share_table(summary, "by_pair().to_dataframe()"),
@@ -155,8 +157,16 @@ def describe_pairs(summary: PairSummary) -> Description:
 
 def describe_profile(profile: DistanceProfile) -> Description:
     """The mean score by distance, and the pairs whose mean moves most."""
-    total, distance = profile.total, profile.distance
+    kept = kept_distances(profile)
+    total, distance = np.asarray(profile.total)[kept], np.asarray(profile.distance)[kept]
     low, high = int(total.argmin()), int(total.argmax())
+    left_out = ""
+    if not kept.all():
+        least = min(MIN_COUNT, int(np.max(profile.count)))
+        left_out = (
+            f"; distances with fewer than {least} query-key pairs are left out here and in the "
+            "figure"
+        )
     columns: dict[str, tuple[str, Form]] = {
         "distance": ("distance", index),
         "count": ("query-key pairs", lambda count: f"{count:,}"),
@@ -170,7 +180,7 @@ def describe_profile(profile: DistanceProfile) -> Description:
         (
             f"Mean score of a head of layer {profile.rope.layer} at distances {distance[0]} to "
             f"{distance[-1]:,}: from {number(total[low])} at {distance[low]:,} to "
-            f"{number(total[high])} at {distance[high]:,} tokens (score units)",
+            f"{number(total[high])} at {distance[high]:,} tokens (score units{left_out})",
         ),
         Table("Mean contribution by distance (score units)", profile.to_dataframe(), columns),
     )
@@ -204,6 +214,17 @@ def describe_curve(curve: DistanceCurve) -> Description:
         ),
         table if len(table.frame) else None,
     )
+
+
+def _compared(records: Sequence[LayerCapture]) -> str:
+    """What was done to scores before they were compared with the model's, as part of a sentence."""
+    parts = [
+        f"after the soft-cap of {number(cap)}"
+        for cap in sorted({record.softcap for record in records if record.softcap is not None})
+    ]
+    if any(record.check.route == "hook_cos_pattern" for record in records):
+        parts.append("up to a constant per query, which attention leaves open")
+    return f" ({', '.join(parts)})" if parts else ""
 
 
 def _share_sentence(summary: PairSummary) -> str:

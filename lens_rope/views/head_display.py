@@ -37,6 +37,7 @@ _DRAW = """
 function (root, libraries) {
   var element = root.querySelector(".lens-rope-head");
   lensRopeHead(element, %s, libraries.CircuitsVis, lensRopeMode(root));
+  lensRopeWatch(root, function (mode) { element.dataset.mode = mode; });
 }
 """
 
@@ -169,6 +170,10 @@ class HeadDisplay:
         """Where this is from, as HTML."""
         return f"<p>On {escape(self.maps.prompt)}, {self.maps.n_tokens:,} tokens.</p>"
 
+    def _tokens(self) -> str:
+        """The first window in words."""
+        return f"tokens {self.maps.window.name} of {self.maps.n_tokens}"
+
     def _repr_html_(self) -> str:
         """For a notebook: the pairs as a table, and below it what can be looked at."""
         rows = "".join(
@@ -178,6 +183,7 @@ class HeadDisplay:
             for row in self.pairs_table().to_dict("records")
         )
         table = (
+            f'<p class="lr-title">The pairs side by side, over {self._tokens()}</p>'
             '<div class="lr-scroll"><table><thead><tr><th scope="col">pair</th>'
             '<th scope="col">wavelength (tokens)</th><th scope="col">cycles</th>'
             '<th scope="col">rms (score units)</th><th scope="col">share of score variance</th>'
@@ -199,8 +205,7 @@ class HeadDisplay:
         maps = self.maps
         groups = ", ".join(map(group_name, maps.groups)) or "no pairs"
         lines = [
-            f"HeadDisplay of {self.title} on {maps.prompt}: tokens {maps.window.name} of "
-            f"{maps.n_tokens}, {groups}",
+            f"HeadDisplay of {self.title} on {maps.prompt}: {self._tokens()}, {groups}",
             *maps.notes(),
         ]
         if maps.groups:

@@ -13,6 +13,8 @@ from lens_rope.views.layout import figure
 from lens_rope.words import number
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from lens_rope.results import DistanceProfile, PairSummary
     from lens_rope.spec import LayerRope
 
@@ -114,17 +116,35 @@ def distance_curves(
         summary: The head's contributions by pair, which say what is strongest.
         rope: The layer's rotation.
         n_pairs: How many pairs to draw.
-        min_count: Leave out distances with fewer (query, key) pairs, unless none has as many.
+        min_count: As for `kept_distances`.
+    """
+    return profile_figure(profile, strongest_pairs(summary, n_pairs), rope, min_count=min_count)
+
+
+def profile_figure(
+    profile: DistanceProfile,
+    pairs: Sequence[int],
+    rope: LayerRope,
+    *,
+    min_count: int = MIN_COUNT,
+) -> go.Figure:
+    """Mean score at each distance, and what some pairs add to it.
+
+    Args:
+        profile: The head's mean contributions by distance.
+        pairs: The pairs to draw.
+        rope: The layer's rotation.
+        min_count: As for `kept_distances`.
     """
     fig = figure(
         height=300,
-        label="Curves: mean score by distance, in total and for the strongest rotary pairs",
+        label="Curves: mean score by distance, in total and for some of the rotary pairs",
         xaxis_title="distance between query and key (tokens)",
         yaxis_title="mean contribution (score units)",
         legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "xanchor": "left"},
     )
     count = np.asarray(profile.count)
-    keep = count >= min(min_count, int(count.max()))
+    keep = kept_distances(profile, min_count)
     distance = np.asarray(profile.distance)[keep]
 
     def add(values: np.ndarray, name: str, hover: str, **style: object) -> None:
@@ -151,7 +171,7 @@ def distance_curves(
     mean = np.asarray(profile.mean)
     # Dashes tell apart what a reader may not be able to tell apart by colour.
     dashes = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
-    for rank, pair in enumerate(strongest_pairs(summary, n_pairs)):
+    for rank, pair in enumerate(pairs):
         add(
             mean[:, pair], f"pair {pair}",
             f"pair {pair}, wavelength {number(rope.wavelength[pair])} tokens",
@@ -176,6 +196,17 @@ def distance_curves(
             "mean_score_units": np.concatenate([trace.y for trace in traces]),
         },
     )
+
+
+def kept_distances(profile: DistanceProfile, min_count: int = MIN_COUNT) -> np.ndarray:
+    """`[distance]` Whether a distance has enough pairs to be shown.
+
+    Args:
+        profile: The head's mean contributions by distance.
+        min_count: Leave out distances with fewer (query, key) pairs, unless none has as many.
+    """
+    count = np.asarray(profile.count)
+    return count >= min(min_count, int(count.max()))
 
 
 def strongest_pairs(summary: PairSummary, n_pairs: int) -> list[int]:

@@ -38,7 +38,7 @@ MAX_WINDOW = 64
 """Most tokens that are shown at once: the size of a view grows with their square."""
 
 DECIMALS = 4
-"""Decimals kept of attention; a difference of 1e-4 is not visible."""
+"""Decimals of attention that a page keeps; a difference of 1e-4 is not visible."""
 
 MAX_BYTES = 3_000_000
 """Most bytes that the windows of one head take up in a page, unless one window takes more."""
@@ -168,6 +168,7 @@ class HeadMaps:
                     }
                     for window in self.windows
                 ],
+                "per_attention": 10**DECIMALS,
                 "opening": self.opening,
                 "first_key": self.first_key.tolist(),
                 "received": _rounded(self.received),
@@ -233,7 +234,8 @@ def head_maps(
         HeadWindow(
             at,
             min(at + size, n_tokens),
-            np.round(pattern[at : at + size, at : at + size], DECIMALS),
+            # A copy, so that the whole pattern can be freed.
+            pattern[at : at + size, at : at + size].copy(),
             pattern[at : at + size, :at].sum(axis=1),
         )
         for at in starts

@@ -1,22 +1,20 @@
 """What all figures share: fonts, axes, colour bars, and how missing values are drawn.
 
-Figures have a transparent background and are made in their light form. `layout.meta` names the
-scale of each colour axis and a trace that follows the text colour has `meta == "ink"`, so that a
-page can give a figure its dark form without knowing what it shows.
+Figures are made in their light form, on white, so that they can be read wherever Plotly shows them
+by itself. `layout.meta` names the scale of each colour axis and a trace that follows the text
+colour has `meta == "ink"`, so that a page, which shows its own ground through a figure, can give it
+its dark form without knowing what it shows.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import plotly.graph_objects as go
 
 from lens_rope.views.colors import ACCENT, GRID, INK, MISSING, SCALES, Scale
 from lens_rope.words import number
-
-if TYPE_CHECKING:
-    pass
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
@@ -40,7 +38,7 @@ def figure(*, height: int, label: str, **layout: Any) -> go.Figure:
         template="none",
         height=height,
         margin={"l": 48, "r": 12, "t": 12, "b": 44},
-        paper_bgcolor="rgba(0,0,0,0)",
+        paper_bgcolor="#ffffff",
         plot_bgcolor="rgba(0,0,0,0)",
         font={"family": FONT, "size": 12, "color": INK["light"]},
         hoverlabel={

@@ -8,16 +8,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 import plotly.graph_objects as go
 
-from lens_rope.results import PairSummary
 from lens_rope.views.colors import PASS_THROUGH, pair_color
 from lens_rope.views.downloads import add_table
-from lens_rope.views.head_figures import distance_curves, strongest_pairs
+from lens_rope.views.head_figures import kept_distances, profile_figure
 from lens_rope.views.layout import figure
 from lens_rope.views.tokens import display_text
 from lens_rope.words import number
 
 if TYPE_CHECKING:
     from lens_rope.results import DistanceProfile, ScoreBreakdown
+
+
+SHOWN_PAIRS = 4
+"""Pairs with a curve, or a column in a table by distance, of their own."""
 
 
 def score_bars(score: ScoreBreakdown) -> go.Figure:
@@ -114,39 +117,20 @@ def profile_curves(profile: DistanceProfile) -> go.Figure:
     Args:
         profile: The head's mean contributions by distance.
     """
-    return distance_curves(profile, _by_distance(profile), profile.rope)
+    return profile_figure(profile, moving_pairs(profile, SHOWN_PAIRS), profile.rope)
 
 
 def moving_pairs(profile: DistanceProfile, n_pairs: int) -> list[int]:
-    """The pairs whose mean contribution over distances is largest, of either sign.
+    """The pairs whose mean contribution changes most over the distances, the largest range first.
 
     Args:
         profile: The head's mean contributions by distance.
         n_pairs: How many.
     """
-    return strongest_pairs(_by_distance(profile), n_pairs)
+    change = np.ptp(np.asarray(profile.mean)[kept_distances(profile)], axis=0)
+    return [int(pair) for pair in np.argsort(-change, kind="stable")[:n_pairs]]
 
 
 def _plotly(token: str) -> str:
     """A token in a text that Plotly reads as markup, in which it knows no escaped quotes."""
     return html.escape(display_text(token), quote=False)
-
-
-def _by_distance(profile: DistanceProfile) -> PairSummary:
-    """What a profile by itself knows of each pair: its mean curve, and nothing within a distance.
-
-    So `rms` is that of the curve, every (query, key) counted once, and there are no shares.
-    """
-    weight = np.asarray(profile.count, dtype=np.float64)
-    weight = (weight / weight.sum())[:, None]
-    curves = np.column_stack([profile.mean, profile.pass_through])
-    mean, rms = (weight * curves).sum(axis=0), np.sqrt((weight * curves**2).sum(axis=0))
-    return PairSummary(
-        mean=mean[:-1],
-        rms=rms[:-1],
-        share=np.full(profile.rope.n_pairs, np.nan),
-        pass_through_mean=float(mean[-1]),
-        pass_through_rms=float(rms[-1]),
-        pass_through_share=np.nan,
-        rope=profile.rope,
-    )

@@ -42,7 +42,11 @@ _SPY = """
 const circuitsvis = CircuitsVis;
 window.seen = {};
 CircuitsVis = Object.assign({}, circuitsvis, {
-  AttentionPattern: p => { window.seen.pattern = p; return circuitsvis.AttentionPattern(p); },
+  AttentionPattern: p => {
+    window.seen.pattern = p;
+    if (window.whileDrawing) window.whileDrawing();
+    return circuitsvis.AttentionPattern(p);
+  },
   ColoredTokens: p => { window.seen.tokens = p; return circuitsvis.ColoredTokens(p); },
 });
 """
@@ -63,7 +67,7 @@ def show(driver, folder, display, *, width=1200, dark=False, spy=True):
     html = display.html()
     if spy:
         before, call, after = html.rpartition("lensRopeHead(document")
-        html = before.replace("<script>\n(", "<script>\n(") + _SPY + call + after
+        html = before + _SPY + call + after
     path = folder / "head.html"
     path.write_text(html, encoding="utf-8")
     prepare(driver, width=width, dark=dark)
@@ -318,6 +322,52 @@ def test_hostile_tokens_are_shown_as_they_are(driver, folder, qk):
     assert "<b>" in find(driver, ".lr-tokens")[0].text
     assert errors(driver) == []
     assert requests(driver) == [path.as_uri()]
+
+
+def test_a_slider_that_moves_while_a_map_is_drawn_is_followed(driver, folder, qk):
+    """The small map and the large one both end at the pair where the slider stops."""
+    expected = decompose(qk, 0, 3).contributions()
+    show(driver, folder, lr.show_head(qk, 0, 3, pairs=[1], start=0, size=50))
+    driver.execute_script(
+        "window.ends = []; const input = [...document.querySelectorAll('label')]"
+        ".find(e => e.textContent.includes('first pair')).querySelector('input');"
+        "const move = pair => { input.value = pair; input.dispatchEvent(new Event('input')); };"
+        "const still = [4, 6, 5]; move(0); move(2); window.whileDrawing = () => {"
+        "if (still.length) move(still.shift()); else window.ends.push(window.seen.pattern); }"
+    )
+    settle(driver)
+    np.testing.assert_allclose(drawn(driver), expected[5], atol=1e-5)
+    ends = driver.execute_script("return window.ends.map(p => p.attention[49])")
+    assert len(ends) >= 2
+    np.testing.assert_allclose(ends[-2:], [expected[5, 49]] * 2, atol=1e-5)
+    assert "pair 5: wavelength" in find(driver, "output")[0].text
+    assert errors(driver) == []
+
+
+def test_a_head_that_leaves_the_page_is_drawn_when_it_is_back(driver, folder, qk):
+    """And one that cannot be drawn leaves the others alone."""
+    expected = decompose(qk, 0, 3).contributions()
+    show(driver, folder, lr.show_head(qk, 0, 3, pairs=[1], start=0, size=50))
+    driver.execute_script(
+        "const root = document.querySelector('.lens-rope-head'), place = root.parentNode;"
+        "const input = [...document.querySelectorAll('label')]"
+        ".find(e => e.textContent.includes('first pair')).querySelector('input');"
+        "input.value = 6; input.dispatchEvent(new Event('input')); root.remove();"
+        "window.back = () => place.append(root);"
+    )
+    wait_for(driver, "return window.__lensRopeHeads.isDrawing", False)
+    driver.execute_script("window.back()")
+    settle(driver)
+    np.testing.assert_allclose(drawn(driver), expected[6], atol=1e-5)
+    assert errors(driver) == []
+    driver.execute_script(
+        "const box = document.body.appendChild(document.createElement('div'));"
+        "window.__lensRopeHeads.queue.push({ box: box, draw: () => { throw Error('no'); } });"
+    )
+    slide(driver, "first pair", 3)
+    np.testing.assert_allclose(drawn(driver), expected[3], atol=1e-5)
+    assert driver.execute_script("return window.__lensRopeHeads.queue.length") == 0
+    errors(driver)
 
 
 def test_scrubbing_leaves_nothing_behind(driver, folder, qk):

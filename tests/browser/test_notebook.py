@@ -26,7 +26,9 @@ from browser.browsing import (
     requests,
     wait_for,
 )
-from lens_rope.views.libraries import packed
+from lens_rope.views.downloads import add_table
+from lens_rope.views.layout import figure
+from lens_rope.views.libraries import asset, packed
 from lens_rope.views.notebook import figures_output
 from lens_rope.views.tokens import display_text
 
@@ -147,9 +149,10 @@ def test_every_output_of_a_notebook_is_drawn(driver, shown, executed):
         assert shown_rows[: len(rows)] == rows, name
 
 
-def test_nothing_is_fetched_and_nothing_goes_wrong(driver, shown):
+def test_nothing_is_fetched_and_nothing_goes_wrong(driver, executed, tmp_path):
+    path = open_outputs(driver, tmp_path, executed.values(), before=LOADER)
     assert errors(driver) == []
-    assert requests(driver) in ([], [shown.as_uri()])
+    assert requests(driver) == [path.as_uri()]
 
 
 def test_the_page_keeps_its_own_libraries(driver, shown):
@@ -313,6 +316,33 @@ def test_figures_follow_the_page_into_the_dark(driver, qk, tmp_path):
     assert errors(driver) == []
 
 
+def test_an_output_follows_the_page_also_after_it_was_away(driver, qk, tmp_path):
+    """A head and a figure: notebooks take outputs out of the page and put them back."""
+    outputs = [RESULTS[name](qk)._repr_html_() for name in ("HeadDisplay", "DistanceCurve")]
+    open_outputs(driver, tmp_path, outputs, style=DARK)
+    modes = (
+        "const c = getComputedStyle(document.querySelector('.lr-plot .xtick text')).fill;"
+        "return [document.querySelector('.lens-rope-head').dataset.mode,"
+        "Number(c.match(/\\d+/)[0]) > 128 ? 'dark' : 'light']"
+    )
+    paint = "[document.body.style.background, document.body.style.color] = arguments[0];"
+    assert driver.execute_script(modes) == ["dark", "dark"]
+    driver.execute_script(paint, ["white", "black"])
+    wait_for(driver, modes, ["light", "light"])
+    driver.execute_script(
+        "window.away = [...document.querySelectorAll('.lens-rope')].map(e => [e, e.parentNode]);"
+        "away.forEach(([e]) => e.remove());"
+    )
+    driver.execute_async_script("setTimeout(arguments[0], 700)")
+    driver.execute_script(paint, ["#111", "#ddd"])
+    driver.execute_async_script("setTimeout(arguments[0], 700)")
+    driver.execute_script("away.forEach(([e, place]) => place.append(e))")
+    wait_for(driver, modes, ["dark", "dark"])
+    driver.execute_script(paint, ["white", "black"])
+    wait_for(driver, modes, ["light", "light"])
+    assert errors(driver) == []
+
+
 def test_figures_follow_the_width_of_the_output(driver, qk, tmp_path):
     open_outputs(driver, tmp_path, [lr.decompose(qk, 0, 2)._repr_html_()])
     width = "return [...document.querySelectorAll('.lr-plot .main-svg')].map(e => e.clientWidth)"
@@ -366,6 +396,29 @@ def test_what_is_saved_is_what_is_drawn(driver, qk, tmp_path):
     values = [float(row.split(",")[-1]) for row in rows]
     assert header.split(",")[-1] == "contribution_score_units"
     np.testing.assert_allclose(values[:-1], score.contribution, rtol=1e-5, atol=1e-6)
+
+
+def test_a_button_says_when_nothing_can_be_saved(driver, qk, tmp_path):
+    open_outputs(driver, tmp_path, [qk.rope()._repr_html_()])
+    driver.execute_async_script(
+        "Object.values(window.__lensRopeLibraries)[0].then(Plotly => {"
+        "Plotly.downloadImage = () => Promise.reject(Error('no room')); }).then(arguments[0])"
+    )
+    find(driver, ".lr-save button")[0].click()
+    text = "return document.querySelector('.lr-save button').textContent"
+    wait_for(driver, text, "SVG failed: no room")
+    assert errors(driver) == []
+
+
+def test_whole_numbers_are_saved_as_they_are(driver):
+    columns = {"n": [16_777_217, 2], "large": [2**40 + 1, 3], "x": [0.123456789, 3e10]}
+    fig = add_table(figure(height=100, label="nothing"), "numbers", columns)
+    text = driver.execute_script(
+        asset("figure.js") + "return lensRopeCsv(JSON.parse(arguments[0]))", fig.to_json()
+    )
+    assert text.split("\r\n") == [
+        "n,large,x", "16777217,1099511627777,0.1234568", "2,3,30000000000", "",
+    ]  # fmt: skip
 
 
 def test_an_output_is_little_more_than_its_library(qk):

@@ -58,9 +58,7 @@
     if (!button) return;
     var plot = plots[button.dataset.figure];
     var format = button.dataset.save;
-    lensRopeSave(Plotly, plot.element, specOf(plot.element), theme, subject, format).catch(function (error) {
-      button.textContent = format.toUpperCase() + " failed: " + error.message;
-    });
+    lensRopeSaveFrom(button, Plotly, plot.element, specOf(plot.element), theme, subject, format);
   });
 
   // Paper is white whatever the screen is, and narrower: the page takes the width of a sheet before

@@ -4,6 +4,8 @@
 function lensRopeRecolour(spec, theme, mode) {
   "use strict";
   var layout = spec.layout;
+  // The page shows through.
+  layout.paper_bgcolor = "rgba(0,0,0,0)";
   layout.font.color = theme.ink[mode];
   Object.keys(layout).forEach(function (key) {
     if (/^[xy]axis\d*$/.test(key)) {
@@ -100,26 +102,32 @@ function lensRopeCsv(spec) {
   "use strict";
   var table = spec.layout.meta.table, names = Object.keys(table);
 
-  function field(value) {
+  function field(value, dtype) {
     if (typeof value === "number" || value === null) {
+      if (!Number.isFinite(value)) return "";
       // What the figure holds in single precision has seven digits that mean something.
-      return Number.isFinite(value) ? String(Number(value.toPrecision(7))) : "";
+      var isCount = Number.isInteger(value) && dtype !== "f4";
+      return String(isCount ? value : Number(value.toPrecision(7)));
     }
     // A spreadsheet would run text that begins like a formula.
     var text = /^[=+\-@\t\r]/.test(value) ? "'" + value : value;
     return /[",\r\n]/.test(text) ? '"' + text.replace(/"/g, '""') + '"' : text;
   }
 
+  function fields(column) {
+    return Array.from(lensRopeNumbers(column), function (value) { return field(value, column.dtype); });
+  }
+
   var columns = names.map(function (name) {
     var column = table[name];
-    if (!column.codes) return Array.from(lensRopeNumbers(column), field);
-    var levels = Array.from(lensRopeNumbers(column.levels), field);
+    if (!column.codes) return fields(column);
+    var levels = fields(column.levels);
     return Array.from(lensRopeNumbers(column.codes), function (code) { return levels[code]; });
   });
   var rows = columns[0].map(function (_, row) {
     return columns.map(function (column) { return column[row]; }).join(",");
   });
-  return [names.map(field).join(",")].concat(rows).join("\r\n") + "\r\n";
+  return [names.map(function (name) { return field(name); }).join(",")].concat(rows).join("\r\n") + "\r\n";
 }
 
 // A name that every file system takes.
@@ -166,5 +174,13 @@ function lensRopeSave(Plotly, element, spec, theme, subject, format) {
   });
   return Plotly.downloadImage(copy, {
     format: format, filename: name, width: 960, height: layout.height + title, scale: format === "png" ? 2 : 1
+  });
+}
+
+// The same at the click of a button, which says so if nothing can be saved.
+function lensRopeSaveFrom(button, Plotly, element, spec, theme, subject, format) {
+  "use strict";
+  return lensRopeSave(Plotly, element, spec, theme, subject, format).catch(function (error) {
+    button.textContent = format.toUpperCase() + " failed: " + error.message;
   });
 }

@@ -74,7 +74,7 @@ function lensRopeHeadValues(data) {
     return query >= 0 && query < area.size && key >= area.first[query] && key <= query;
   }
   function value(map, query, key) {
-    if (map.kind === "attention") return area.pattern[query * area.size + key] / 1e4;
+    if (map.kind === "attention") return area.pattern[query * area.size + key] / data.per_attention;
     return map.pairs.reduce(function (sum, pair) {
       return sum + contribution(query, key, pair);
     }, map.rest ? passThrough(query, key) : 0);

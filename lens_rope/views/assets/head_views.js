@@ -15,20 +15,26 @@ function lensRopeHeadViews(root, CircuitsVis) {
   Live.prototype.isReactComponent = {};
   Live.prototype.render = function () {
     // Any element of this React serves as the form of another.
-    var form = CircuitsVis.Hello({ name: "" });
-    return Object.assign({}, form, { type: this.props.component, props: this.props.view.props });
+    var form = CircuitsVis.Hello({ name: "" }), view = this.props.view;
+    view.rendered = view.asked;
+    return Object.assign({}, form, { type: this.props.component, props: view.props });
   };
   Live.prototype.componentDidMount = function () { this.props.view.live = this; done(this.props.view); };
   Live.prototype.componentDidUpdate = function () { done(this.props.view); };
 
-  // `props` makes the properties when the view is drawn.
+  // `props` makes the properties when the view is drawn. `asked` counts the drawings that React was
+  // asked for, of which it may do several at once; `shown` is the last that it is done with.
   function add(parent, component, props) {
-    var box = document.createElement("div"), view = { box: box, isPending: false };
+    var box = document.createElement("div");
+    var view = { box: box, isQueued: false, isMissed: false, asked: 0, shown: 0 };
     box.className = "cv " + component;
     box.setAttribute("aria-hidden", "true");
     parent.appendChild(box);
     view.draw = function () {
+      // What is asked for from here on has to be drawn again.
+      view.isQueued = false;
       view.props = props();
+      view.asked++;
       if (view.live) return view.live.updater.enqueueForceUpdate(view.live);
       var mount = box.appendChild(document.createElement("div"));
       mount.id = "lens-rope-cv-" + shared.ids++;
@@ -41,27 +47,37 @@ function lensRopeHeadViews(root, CircuitsVis) {
   // Maps take a while, so they are drawn one after another, those on the screen first.
   function redraw(view) {
     root.dataset.state = "drawing";
-    if (view.isPending) return;
-    view.isPending = true;
+    if (view.isQueued) return;
+    view.isQueued = true;
+    view.isMissed = false;
     shared.queue.push(view);
     if (!shared.isDrawing) { shared.isDrawing = true; setTimeout(drawNext); }
   }
   function drawNext() {
-    // An output that a notebook has removed has nothing to draw into.
-    shared.queue = shared.queue.filter(function (view) { return view.box.isConnected; });
+    // An output that a notebook has removed has nothing to draw into; it may come back.
+    shared.queue = shared.queue.filter(function (view) {
+      if (view.box.isConnected) return true;
+      view.isQueued = false;
+      view.isMissed = true;
+      return false;
+    });
     if (!shared.queue.length) { shared.isDrawing = false; return; }
     var next = Math.max(0, shared.queue.findIndex(function (view) {
       var box = view.box.getBoundingClientRect();
       return box.bottom > 0 && box.top < window.innerHeight;
     }));
-    shared.queue.splice(next, 1)[0].draw();
-    setTimeout(drawNext);
+    // A view that cannot be drawn leaves the others alone.
+    try { shared.queue.splice(next, 1)[0].draw(); } finally { setTimeout(drawNext); }
   }
+  // Sizes are told of when an element goes from the page and when it comes back.
+  new ResizeObserver(function () {
+    if (root.isConnected) views.filter(function (view) { return view.isMissed; }).forEach(redraw);
+  }).observe(root);
   function done(view) {
-    view.isPending = false;
+    view.shown = view.rendered;
     if (!views.some(isPending)) settle(300);
   }
-  function isPending(view) { return view.isPending; }
+  function isPending(view) { return view.isQueued || view.isMissed || view.shown !== view.asked; }
   // A chart is painted a few frames after React is done with it. In a place that is hidden it never
   // is, hence the limit.
   function settle(frames) {

@@ -83,13 +83,12 @@ function lensRopeMode(root) {
 // Calls `redraw(mode)` when the page turns dark or light under an output.
 function lensRopeWatch(root, redraw) {
   "use strict";
-  var mode = lensRopeMode(root);
+  var mode = lensRopeMode(root), isWatching = false;
+  var scheme = window.matchMedia("(prefers-color-scheme: dark)");
 
   function look() {
-    if (!root.isConnected) {
-      observer.disconnect();
-      return;
-    }
+    // What is not in the page has no colour.
+    if (!root.isConnected) return;
     var now = lensRopeMode(root);
     if (now === mode) return;
     mode = now;
@@ -103,7 +102,19 @@ function lensRopeWatch(root, redraw) {
   }
 
   var observer = new MutationObserver(soon);
-  observer.observe(document.documentElement, { attributes: true });
-  observer.observe(document.body, { attributes: true });
-  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", soon);
+  // Sizes are told of when an element goes from the page and when it comes back: notebooks take an
+  // output out while it is off the screen, and one that is gone for good leaves nothing behind.
+  new ResizeObserver(function () {
+    if (root.isConnected === isWatching) return;
+    isWatching = root.isConnected;
+    if (isWatching) {
+      observer.observe(document.documentElement, { attributes: true });
+      observer.observe(document.body, { attributes: true });
+      scheme.addEventListener("change", soon);
+      look();
+    } else {
+      observer.disconnect();
+      scheme.removeEventListener("change", soon);
+    }
+  }).observe(root);
 }

@@ -26,7 +26,7 @@ function lensRopePlots(root, Plotly, theme, specs, subject) {
       button.textContent = format.toUpperCase();
       button.setAttribute("aria-label", "Save as " + format.toUpperCase() + ": " + (spec.layout.meta.title || "figure"));
       button.addEventListener("click", function () {
-        lensRopeSave(Plotly, element, spec, theme, subject, format);
+        lensRopeSaveFrom(button, Plotly, element, spec, theme, subject, format);
       });
       bar.appendChild(button);
     });
