@@ -119,6 +119,10 @@ def test_windows_are_cut_to_the_bytes_there_are_and_the_page_says_so(qk):
     assert gaps.tokens == tuple(limited.prompt.tokens[position] for position in small.positions)
     least = head_maps(split, start=40, size=10, max_bytes=0)
     assert [w.start for w in least.windows] == [40]
+    # Cut afterwards, a head is what it is when it is cut at once.
+    for most in (0, 4 * 2400, 10**6):
+        at_once = head_maps(limited, start=40, size=10, max_bytes=most)
+        assert head_maps(limited, start=40, size=10).cut(most).to_json() == at_once.to_json()
     assert len(whole.to_json()) < 10 * 2400 + 5000
 
 

@@ -554,6 +554,18 @@ def test_the_page_loads_nothing(done):
     assert len(page.encode()) < 15e6
 
 
+def test_a_page_with_little_room_leaves_windows_out_and_says_so(monkeypatch):
+    data = report_data(random_capture((rope(0),), n_pos=300), heads=((0, 0), (0, 3)))
+    whole = render(data)
+    assert "left out to keep" not in whole
+    monkeypatch.setattr("lens_rope.reporting.page.PAGE_BYTES", len(whole.encode()) - 50_000)
+    small = render(data)
+    assert len(whole.encode()) - 100_000 < len(small.encode()) <= len(whole.encode()) - 50_000
+    assert small.count("windows of this prompt") == 2
+    monkeypatch.setattr("lens_rope.reporting.page.PAGE_BYTES", 0)
+    assert render(data).count("1 is here (0–63)") == 2
+
+
 def test_headings_are_in_order_and_figures_have_labels(done):
     body = re.sub(r"<script.*?</script>", "", done.html(), flags=re.S)
     levels = [int(level) for level in re.findall(r"<h(\d)", body)]

@@ -53,6 +53,8 @@ SENTENCES = 8
 """Sink heads explained in words; sinks.csv has the numbers of all."""
 PER_PATTERN = 3
 """Heads of each pattern in the table of heads; heads.csv has them all."""
+PAGE_BYTES = 14_500_000
+"""Most bytes of a page that has room for one window of each head; windows are left out to fit."""
 STRIPS = 4
 """Kinds of layer whose rotation is drawn over distance; the tables have them all."""
 
@@ -148,7 +150,6 @@ def render(data: ReportData) -> str:
         "previous_figure": figure(figures.share_map(data.shares, "previous")),
         "sink_rows": [] if marked is None else _sink_rows(data),
         "pattern_only": any(check.route == "hook_cos_pattern" for check in data.checks),
-        "gallery": [_gallery(head, figure) for head in data.gallery],
         "plotly_js": Markup(plotly_js()),
         "circuitsvis_js": Markup(circuitsvis_js()),
         "figure_js": Markup(asset("figure.js")),
@@ -157,7 +158,14 @@ def render(data: ReportData) -> str:
         "theme": Markup(script_json(THEME)),
         "min_count": MIN_COUNT,
     }
-    return environment().get_template("report.html").render(context)
+    gallery = [_gallery(head, figure) for head in data.gallery]
+    template = environment().get_template("report.html")
+    # What the heads' maps may take is what all the rest leaves.
+    bare = template.render(context, gallery=[{**item, "maps": ""} for item in gallery])
+    room = (PAGE_BYTES - len(bare.encode())) // max(len(gallery), 1)
+    for item in gallery:
+        item["maps"] = Markup(item["head"].maps.cut(room).to_json())
+    return template.render(context, gallery=gallery)
 
 
 def _gallery(head: GalleryHead, figure: Any) -> dict[str, Any]:
@@ -166,7 +174,6 @@ def _gallery(head: GalleryHead, figure: Any) -> dict[str, Any]:
         "head": head,
         "bars": figure(pair_bars(head.by_pair, head.rope), name),
         "curves": figure(distance_curves(head.by_distance, head.by_pair, head.rope), name),
-        "maps": Markup(head.maps.to_json()),
     }
 
 

@@ -125,6 +125,37 @@ class HeadMaps:
         prompt = Prompt(self.prompt, tuple(range(at, stop)), self.tokens[at:stop], None)
         return HeadDecomposition(record, 0, prompt)
 
+    def cut(self, max_bytes: int) -> HeadMaps:
+        """The same head with windows left out until the rest takes up no more than this in a page.
+
+        The window that is shown first stays in any case; then the first and the last are kept.
+
+        Args:
+            max_bytes: Size in bytes.
+        """
+        size = self.window.stop - self.window.start
+        most = max(max_bytes // _bytes(size, self.rope.d_head), 1)
+        order = dict.fromkeys([self.opening, 0, len(self.windows) - 1, *range(len(self.windows))])
+        kept = sorted(list(order)[:most])
+        if len(kept) == len(self.windows):
+            return self
+        windows = tuple(self.windows[i] for i in kept)
+        stays = np.zeros(len(self.positions), dtype=bool)
+        for window in windows:
+            stays |= (self.positions >= window.start) & (self.positions < window.stop)
+        at = np.flatnonzero(stays)
+        return dataclasses.replace(
+            self,
+            record=dataclasses.replace(self.record, q=self.record.q[at], k=self.record.k[at]),
+            positions=self.positions[at],
+            tokens=tuple(self.tokens[i] for i in at),
+            first_key=self.first_key[at],
+            received=self.received[at],
+            windows=windows,
+            opening=kept.index(self.opening),
+            skipped=self.skipped + len(self.windows) - len(windows),
+        )
+
     def notes(self) -> list[str]:
         """What a reader has to know about what is shown, one sentence each."""
         notes = []
