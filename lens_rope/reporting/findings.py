@@ -69,8 +69,8 @@ def notes(data: ReportData) -> tuple[str, ...]:
     short = len(data.short_prompts)
     if 0 < short < len(data.prompts):
         out.append(
-            f"Sinks and patterns are told without {short} of {len(data.prompts)} prompts (fewer than "
-            f"{MIN_TOKENS} tokens)."
+            f"Sinks and patterns are told without {short} of {len(data.prompts)} prompts "
+            f"(fewer than {MIN_TOKENS} tokens)."
         )
     if data.context is not None:
         out.append(
