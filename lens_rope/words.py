@@ -1,8 +1,9 @@
-"""Numbers as people write them."""
+"""Numbers and lists as people write them."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 
 def percent(share: float) -> str:
@@ -32,6 +33,11 @@ def number(value: float) -> str:
     digits = max(0, 2 - math.floor(math.log10(size)))
     text = f"{value:.{digits}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def listed(parts: Sequence[str]) -> str:
+    """Several things in a sentence: `a, b and c`."""
+    return " and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
 
 
 BAND_PHRASES = {

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 from lens_rope.reporting.matching import has_same_rotation
 from lens_rope.reporting.saved import read_the_same
 from lens_rope.spec import ranges
+from lens_rope.words import listed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from lens_rope.reporting.saved import SavedReport
 
 _SECTIONS = {
@@ -45,8 +44,8 @@ def notes(
     ]
     if mixed:
         out.append(
-            f"The reports also differ in {_and(mixed)}, so a difference between their numbers need "
-            "not be one between the models."
+            f"The reports also differ in {listed(mixed)}, so a difference between their numbers "
+            "need not be one between the models."
         )
     if a.shape != b.shape:
         out.append(
@@ -86,8 +85,8 @@ def notes(
         lacking = [_SECTIONS[section] for section in report.missing if section in _SECTIONS]
         if lacking:
             out.append(
-                f"The report of {name} has no {_and(lacking)}, as reports of that version had not; "
-                "that is not compared."
+                f"The report of {name} has no {listed(lacking)}, as reports of that version had "
+                "not; that is not compared."
             )
         if not report.is_long and "heads" not in report.missing:
             out.append(
@@ -118,8 +117,4 @@ def _shape(report: SavedReport) -> str:
 
 
 def _contexts(report: SavedReport) -> str:
-    return _and([f"{n:,}" for n in sorted({rope.context for rope in report.ropes})])
-
-
-def _and(parts: Sequence[str]) -> str:
-    return " and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
+    return listed([f"{n:,}" for n in sorted({rope.context for rope in report.ropes})])

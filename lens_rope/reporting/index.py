@@ -24,6 +24,7 @@ from lens_rope.reporting.side_by_side import by_depth, usage_by_cycles
 from lens_rope.reporting.write import GENERATOR, read_markers
 from lens_rope.views import comparison_figures as drawn
 from lens_rope.views.comparison_styles import plain, swatch
+from lens_rope.words import listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -195,10 +196,9 @@ def _notes(cards: Sequence[Card]) -> list[str]:
     mixed = [name for name, values in what.items() if len(values) > 1]
     notes = []
     if mixed:
-        listed = " and ".join(filter(None, [", ".join(mixed[:-1]), mixed[-1]]))
         notes.append(
-            f"The reports do not all have the same {listed}, so a difference between their numbers "
-            "need not be one between the models."
+            f"The reports do not all have the same {listed(mixed)}, so a difference between their "
+            "numbers need not be one between the models."
         )
     partly = [
         f"{len(report.layers)} of {report.n_layers} of {card.name}"

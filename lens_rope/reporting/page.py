@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from lens_rope.heads import rule
 from lens_rope.offsets import CONSTANCY, RELATIVE
 from lens_rope.patterns import PATTERNS
 from lens_rope.reporting.headlines import headlines
+from lens_rope.reporting.sheet import SheetFigures, drawing
 from lens_rope.reporting.tables import features_of
 from lens_rope.reporting.write import GENERATOR
 from lens_rope.sink_heads import CONTROL_QUERIES, EXACT_PAIRS, sentence
@@ -27,21 +27,15 @@ from lens_rope.views import (
     sink_figures,
     spectrum_figures,
 )
-from lens_rope.views.colors import THEME
 from lens_rope.views.head_figures import MIN_COUNT, distance_curves, pair_bars
 from lens_rope.views.heads import SCRIPTS
 from lens_rope.views.libraries import (
     asset,
     circuitsvis_js,
-    plotly_js,
-    safe_json,
-    script_json,
 )
 from lens_rope.words import number, percent
 
 if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
     from lens_rope.patterns import HeadPattern
     from lens_rope.reporting.data import GalleryHead, ReportData
 
@@ -59,39 +53,9 @@ STRIPS = 4
 """Kinds of layer whose rotation is drawn over distance; the tables have them all."""
 
 
-@dataclass(frozen=True)
-class PageFigure:
-    """A figure as a page needs it: `id` and `label` for the element, `json` for its script.
-
-    `title` is what its downloads are called.
-    """
-
-    id: str
-    title: str
-    label: str
-    height: int
-    json: Markup
-
-
 def render(data: ReportData) -> str:
     """The report as one HTML document that loads nothing from anywhere."""
-    # Ids are a count, not random, so that the same report is the same page.
-    ids = iter(range(10**6))
-
-    def figure(fig: go.Figure, of: str = "") -> PageFigure:
-        layout: Any = fig.layout
-        if of:
-            # Figures of several heads are of the same kind; what they are called tells them apart.
-            fig.update_layout(meta={**layout.meta, "title": f"{layout.meta['title']}, {of}"})
-        return PageFigure(
-            f"fig-{next(ids)}",
-            layout.meta["title"],
-            layout.meta["label"],
-            int(layout.height),
-            # Plotly's own JSON packs arrays of numbers.
-            Markup(safe_json(fig.to_json(remove_uids=True) or "{}")),
-        )
-
+    figure = SheetFigures().add
     ropes = data.rope.layers
     groups = rope_figures.rope_groups(ropes)
     rotary = [(layers, rope) for layers, rope in groups if rope.n_pairs]
@@ -101,6 +65,7 @@ def render(data: ReportData) -> str:
     long = not data.is_too_short_for_sinks
     spectrum = KeySpectrum(data.model, data.spectra, data.spectra[0].pre.n_tokens, ())
     context = {
+        **drawing(),
         "data": data,
         "headlines": headlines(data),
         "generator": Markup(GENERATOR + f' {data.version}">'),
@@ -150,12 +115,9 @@ def render(data: ReportData) -> str:
         "previous_figure": figure(figures.share_map(data.shares, "previous")),
         "sink_rows": [] if marked is None else _sink_rows(data),
         "pattern_only": any(check.route == "hook_cos_pattern" for check in data.checks),
-        "plotly_js": Markup(plotly_js()),
         "circuitsvis_js": Markup(circuitsvis_js()),
-        "figure_js": Markup(asset("figure.js")),
         "head_js": Markup("\n".join(asset(name) for name in SCRIPTS)),
         "head_css": Markup(asset("head.css")),
-        "theme": Markup(script_json(THEME)),
         "min_count": MIN_COUNT,
     }
     gallery = [_gallery(head, figure) for head in data.gallery]

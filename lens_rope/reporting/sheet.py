@@ -1,4 +1,4 @@
-"""What the pages of several reports share: their figures, their scripts, how values are written."""
+"""What all pages share: their figures, their scripts, how values are written."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SheetFigure:
-    """A figure as a page needs it: `id` and `label` for the element, `json` for its script."""
+    """A figure as a page needs it: `id` and `label` for the element, `json` for its script.
+
+    `title` is what its downloads are called.
+    """
 
     id: str
     label: str
@@ -35,15 +38,23 @@ class SheetFigures:
 
     count: int = field(default=0, init=False)
 
-    def add(self, fig: go.Figure) -> SheetFigure:
-        """A figure in the common style, made ready for the page."""
+    def add(self, fig: go.Figure, of: str = "") -> SheetFigure:
+        """A figure in the common style, made ready for the page.
+
+        Args:
+            fig: The figure.
+            of: What it is of, which tells its title from those of other figures of its kind.
+        """
         layout: Any = fig.layout
+        if of:
+            fig.update_layout(meta={**layout.meta, "title": f"{layout.meta['title']}, {of}"})
         self.count += 1
         return SheetFigure(
             id=f"fig-{self.count - 1}",
             label=layout.meta["label"],
             title=layout.meta["title"],
             height=int(layout.height),
+            # Plotly's own JSON packs arrays of numbers.
             json=Markup(safe_json(fig.to_json(remove_uids=True) or "{}")),
         )
 
