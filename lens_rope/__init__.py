@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from lens_rope.records import RotaryCapture
     from lens_rope.reporting import report
     from lens_rope.reporting.comparison import compare
+    from lens_rope.reporting.sample import sample_text
     from lens_rope.sink_heads import explain_sinks
     from lens_rope.spectrum import key_spectrum
     from lens_rope.views.head_display import show_head
@@ -50,6 +51,7 @@ _HOME = {
     "offset_features": "lens_rope.offsets",
     "read_rope": "lens_rope.capturing",
     "report": "lens_rope.reporting",
+    "sample_text": "lens_rope.reporting.sample",
     "show_head": "lens_rope.views.head_display",
 }
 
@@ -70,6 +72,7 @@ __all__ = [
     "offset_features",
     "read_rope",
     "report",
+    "sample_text",
     "show_head",
 ]
 
