@@ -31,9 +31,12 @@ if TYPE_CHECKING:
     from lens_rope.spec import LayerRope
 
 How = Literal["zero", "mean", "unrotate"]
+"""What is done to a pair, see `ablate_frequencies`."""
+
 Pairs = (
     Mapping[tuple[int, int], Sequence[int]] | Mapping[tuple[int | None, int | None], Sequence[int]]
 )
+"""`{(layer, head): [pair, ...]}`; head None is every head, layer None every layer."""
 
 _PROBE_TOKENS = 64
 _FLOAT32_EPS = float(np.finfo(np.float32).eps)
@@ -43,11 +46,17 @@ class QueryOffsets(Protocol):
     """Anything that knows the mean query pairs of a head."""
 
     def query_offset(self, layer: int, head: int) -> Complex[np.ndarray, " pair"]:
-        """`[pair]` Mean of the query's pairs before rotation."""
+        """`[pair]` Mean of the query's pairs before rotation, complex, activation units.
+
+        Args:
+            layer: Index of the layer.
+            head: Index of the query head.
+        """
         ...
 
 
 Offsets = Mapping[tuple[int, int], "Complex[np.ndarray, ' pair']"] | RotaryCapture | QueryOffsets
+"""Where `how="mean"` takes the mean query pairs before rotation from, by (layer, head)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,8 +116,12 @@ def ablate_frequencies(
             [23, 24]}` is a band of the whole model.
         how: `zero`, `mean` or `unrotate`.
         offsets: For `mean`, the mean query pairs before rotation: `{(layer, head): complex array
-            [pair]}`, an object with a method `query_offset(layer, head)`, or a capture, whose
-            tokens are averaged here, position 0 of each prompt left out.
+            [pair]}`, an object with a method `query_offset(layer, head)` such as
+            `OffsetFeatures`, or a capture, whose tokens are averaged here, position 0 of each
+            prompt left out.
+
+    Yields:
+        Nothing; the model is changed until the context ends.
 
     Raises:
         InputError: A layer, head or pair does not exist, nothing is chosen, the layer has no

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from lens_rope.views.ablation_figures import Attention
 
 HeadPairs = dict[tuple[int, int], tuple[int, ...]]
+"""Pairs by (layer, head)."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,12 @@ class AblationReport:
         )
 
     def to_dataframe(self) -> pd.DataFrame:
-        """One row per ablated head."""
+        """One row per ablated head, see `HeadEffect`.
+
+        Columns: `layer`, `head`, `pairs`, `sink_positions` (one per prompt; both as text with
+        spaces), `sink_before`, `sink_after`, `sink_control`, `previous_before`, `previous_after`,
+        `previous_control`, `change`, `change_control` (shares of attention).
+        """
         import pandas as pd
 
         table = pd.DataFrame([vars(head) for head in self.heads])
@@ -231,6 +237,9 @@ def ablation_report(
         seed: Seed of the draws.
         max_tokens: Cut longer prompts to this many tokens.
         names: A name per prompt.
+
+    Returns:
+        Loss and attention before, after, and with other pairs in place of the chosen ones.
 
     Raises:
         InputError: As `ablate_frequencies` and `capture`; a head has no other pairs; or the model

@@ -34,9 +34,9 @@ class Advantage:
 
     Attributes:
         n_queries: Number of queries behind the means.
-        lift: `[pair + 1]` Mean contribution at the target, in score units; the last entry is the
-            pass-through.
-        push: `[pair + 1]` Minus the mean contribution over all visible keys, likewise.
+        lift: `[pair_and_rest]` Mean contribution at the target, in score units; the last entry is
+            the pass-through.
+        push: `[pair_and_rest]` Minus the mean contribution over all visible keys, likewise.
     """
 
     n_queries: int
@@ -59,7 +59,11 @@ class Advantage:
         return float((self.lift + self.push).sum())
 
     def strongest(self, n: int) -> tuple[int, ...]:
-        """The pairs with the largest advantages, the largest first; ties to the faster pair."""
+        """The pairs with the largest advantages, the largest first; ties to the faster pair.
+
+        Args:
+            n: How many, at most.
+        """
         order = np.argsort(-self.pairs, kind="stable")
         return tuple(int(pair) for pair in order[:n] if np.isfinite(self.pairs[pair]))
 
@@ -105,7 +109,7 @@ def uniform_keys(record: LayerCapture, head: int) -> Float[torch.Tensor, "q_pos 
 def by_pair(
     components: Float[torch.Tensor, "... d_head"], rope: LayerRope
 ) -> Float[torch.Tensor, "... pair_and_rest"]:
-    """`[..., pair + 1]` Sums of components over each pair; the last is all that is not rotated."""
+    """`[..., pair_and_rest]` Sums of components over each pair; the last is of all not rotated."""
     first, second = (torch.as_tensor(c) for c in rope.components)
     rest = components[..., torch.as_tensor(rope.pass_components)].sum(dim=-1, keepdim=True)
     return torch.cat([components[..., first] + components[..., second], rest], dim=-1)

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from lens_rope.offsets import LayerOffsets, OffsetFeatures
 
 Band = Literal["full cycles", "partial cycle", "below half a cycle"]
+"""At least one cycle over the effective context; below one; at most half a one."""
+
 BANDS: tuple[Band, ...] = get_args(Band)
 
 PERMUTATIONS = 9999
@@ -145,9 +147,11 @@ class BoundsCheck:
     """Strong offset features against the bounds.
 
     Attributes:
-        strong: Smallest amplitude of the features that were judged, in score units.
-        table: One row per strong feature: layer, head, kv_head, pair, amplitude, angle (rad, in
-            (-π, π]), turn (`w L`, rad), cycles, context (tokens) and whether it keeps each bound.
+        strong: Features with an amplitude above this were judged, in score units.
+        table: One row per strong feature: `layer`, `head`, `kv_head`, `pair`, `amplitude` (score
+            units), `angle` (rad, in (-π, π]), `turn` (`w L`, rad), `cycles`, `context` (tokens) and
+            whether it keeps each bound, `within_half_cycle`, `within_partial_cycle`,
+            `within_angle`, `within_region`. The largest amplitude first.
         shares: One entry per bound, in the order of `BOUNDS`.
         positive_angle: Share of the strong features with an angle above 0; nan without features.
         positive_angle_base_rate: The same among all (layer, head, pair).
@@ -164,6 +168,9 @@ class BoundsCheck:
     def __getitem__(self, name: str) -> BoundShare:
         """The share within one bound.
 
+        Args:
+            name: One of `BOUNDS`.
+
         Raises:
             InputError: There is no such bound.
         """
@@ -173,18 +180,29 @@ class BoundsCheck:
         raise InputError(f"there is no bound {name!r}; the bounds are {', '.join(BOUNDS)}")
 
     def exceptions(self) -> pd.DataFrame:
-        """The strong features outside of the bounds taken together, the largest first."""
+        """The strong features outside of the bounds taken together, the largest first.
+
+        Columns as `table`.
+        """
         return self.table.query("within_region == False").reset_index(drop=True)
 
     def by_layer(self) -> pd.DataFrame:
-        """One row per layer with strong features: how many there are, and how many keep a bound."""
+        """One row per layer with strong features: how many there are, and how many keep a bound.
+
+        Columns: `layer`, `context` (tokens), `features`, and how many of these keep each bound,
+        `within_half_cycle`, `within_partial_cycle`, `within_angle`, `within_region`.
+        """
         kept = {f"within_{name}": (f"within_{name}", "sum") for name in BOUNDS}
         return self.table.groupby("layer", as_index=False).agg(
             context=("context", "first"), features=("pair", "size"), **kept
         )
 
     def to_dataframe(self) -> pd.DataFrame:
-        """One row per bound: counts, shares, base rate and p-values."""
+        """One row per bound, see `BoundShare`.
+
+        Columns: `bound`, `features`, `within` (counts), `share`, `base_rate`, `p_value`,
+        `p_binomial`, `distinct`, `within_distinct` (counts), `p_binomial_distinct`.
+        """
         import pandas as pd
 
         return pd.DataFrame(
@@ -229,7 +247,7 @@ def check_bounds(
 
     Args:
         features: Offsets of every layer.
-        strong: Smallest amplitude of the features that are judged, in score units.
+        strong: Features with an amplitude above this are judged, in score units.
         context: Effective context in tokens in place of each layer's own.
         seed: Seed of the permutations.
 

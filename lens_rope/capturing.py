@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from jaxtyping import Int
 
 Progress = Callable[[int, int], None]
+"""Called as `progress(done, total)`."""
 
 
 def capture(
@@ -59,8 +60,8 @@ def capture(
         Queries and keys of every prompt and layer on the CPU, in float32.
 
     Raises:
-        InputError: A layer, mask or argument is out of range, or `ablate_frequencies` is changing
-            one of these layers.
+        InputError: A layer, mask or argument is out of range, the model is of another class, or
+            `ablate_frequencies` is changing one of these layers.
         PromptError: A prompt is empty, or longer than the model's context.
         UnsupportedModelError: The model has no RoPE, or cannot be read by any route.
         VerificationError: What was read does not reproduce the model's scores.
@@ -117,8 +118,11 @@ def read_rope(
         layers: Layers to read; None reads all.
         context: Trained context in tokens, where the host does not know it, as for `capture`.
 
+    Returns:
+        One `LayerRope` per layer, in order.
+
     Raises:
-        InputError: A layer is out of range.
+        InputError: A layer is out of range, or the model is of another class.
         UnsupportedModelError: The model has no RoPE, or cannot be read by any route.
         VerificationError: What was read does not reproduce the model's scores.
     """

@@ -39,6 +39,9 @@ def decompose(
         head: Index of the query head.
         prompt: Index of the prompt.
 
+    Returns:
+        The head's scores by pair, at one query and key, over all of them, or by distance.
+
     Raises:
         InputError: The layer, head or prompt is not in the capture.
     """
@@ -112,13 +115,16 @@ class HeadDecomposition:
         return contribution.masked_fill(~visible, torch.nan).numpy()
 
     def pass_through(self) -> Float[np.ndarray, "q_pos k_pos"]:
-        """`[q_pos, k_pos]` What unrotated components contribute; nan where not visible."""
+        """`[q_pos, k_pos]` What unrotated components contribute; nan where not visible.
+
+        In score units.
+        """
         (_, rest_q), (_, rest_k) = self._split
         product = self.record.scale * (rest_q @ rest_k.T)
         return product.masked_fill(~self.record.visible, torch.nan).numpy()
 
     def scores(self) -> Float[np.ndarray, "q_pos k_pos"]:
-        """`[q_pos, k_pos]` Scores before soft-cap; nan where not visible."""
+        """`[q_pos, k_pos]` Scores before soft-cap, in score units; nan where not visible."""
         return self._scores.masked_fill(~self.record.visible, torch.nan).numpy()
 
     def pattern(self) -> Float[np.ndarray, "q_pos k_pos"]:

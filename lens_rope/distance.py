@@ -60,7 +60,10 @@ def distance_curve(
             distance from 0 to the layer's effective context where that is at most 8192 tokens,
             else 0 to 256 and about 2000 more, spread evenly in the logarithm up to the context
             (pairs that turn fast are then sampled more coarsely than they turn). The distance in
-            the prompt is always among those.
+            the prompt is among those, unless the key comes after the query.
+
+    Returns:
+        What each pair contributes at each distance, and the pass-through.
 
     Raises:
         InputError: The layer, head, prompt or a position is not in the capture, or a distance is
@@ -148,12 +151,23 @@ class DistanceCurve:
         return np.ptp(self.contribution, axis=0)
 
     def largest_pairs(self, n_pairs: int) -> list[int]:
-        """The pairs whose contribution changes most over the distances, the largest range first."""
+        """The pairs whose contribution changes most over the distances, the largest range first.
+
+        Args:
+            n_pairs: How many, at most.
+        """
         order = np.argsort(-self.pair_range, kind="stable")
         return [int(pair) for pair in order[:n_pairs]]
 
     def pair_table(self, n_pairs: int = 8) -> pd.DataFrame:
-        """The pairs whose contribution changes most: its range, and what it is in the prompt."""
+        """The pairs whose contribution changes most: its range, and what it is in the prompt.
+
+        Columns: `pair`, `wavelength` (tokens), `cycles`, `lowest`, `highest` (over the distances),
+        `in_prompt` (score units).
+
+        Args:
+            n_pairs: How many, at most.
+        """
         import pandas as pd
 
         chosen = self.largest_pairs(n_pairs)
@@ -169,7 +183,11 @@ class DistanceCurve:
         )
 
     def to_dataframe(self) -> pd.DataFrame:
-        """One row per distance: total, pass-through and a column per pair."""
+        """One row per distance.
+
+        Columns: `distance` (tokens), `total`, `pass_through`, and one for each pair, `pair_0` and
+        up (score units).
+        """
         import pandas as pd
 
         columns = [f"pair_{i}" for i in range(self.rope.n_pairs)]
@@ -180,7 +198,14 @@ class DistanceCurve:
         return table
 
     def plot(self, pairs: Sequence[int] | None = None) -> go.Figure:
-        """The total and some pairs over distance, see `views.distance_figures`."""
+        """The total and some pairs over distance.
+
+        Args:
+            pairs: The pairs to draw; None takes those that change most.
+
+        Raises:
+            InputError: A pair is out of range.
+        """
         from lens_rope.views.distance_figures import distance_curve_figure
 
         return distance_curve_figure(self, pairs=pairs)

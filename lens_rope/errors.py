@@ -11,6 +11,7 @@ class LensRopeError(Exception):
     """Base class of all errors raised on purpose. `exit_code` is what the command line returns."""
 
     exit_code = 1
+    """What the command line exits with; each class has its own."""
 
 
 class InputError(LensRopeError):

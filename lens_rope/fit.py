@@ -61,7 +61,10 @@ def fit_rope(reading: LayerReading) -> LayerRope:
 def rotated(
     reading: LayerReading, rope: LayerRope
 ) -> tuple[Float[torch.Tensor, "pos head d_head"], Float[torch.Tensor, "pos kv_head d_head"]]:
-    """Rotated queries and keys: as hooked, or rotated here where the host hooks them before."""
+    """Rotated queries `[pos, head, d_head]` and keys `[pos, kv_head, d_head]`.
+
+    As hooked, or rotated here where the host hooks them before.
+    """
     if reading.route == "hook_rot":
         return reading.q, reading.k
     positions = torch.arange(len(reading.q))

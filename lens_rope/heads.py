@@ -73,6 +73,10 @@ class HeadExplanation:
     def head(self, layer: int, head: int) -> HeadPattern:
         """One head.
 
+        Args:
+            layer: Index of the layer.
+            head: Index of the query head.
+
         Raises:
             InputError: The head was not captured.
         """
@@ -89,7 +93,16 @@ class HeadExplanation:
         return dict(sorted(counted.items(), key=lambda item: (-item[1], item[0])))
 
     def to_dataframe(self) -> pd.DataFrame:
-        """One row per head; the columns are explained in `head_table`."""
+        """One row per head.
+
+        Columns: `layer`, `head`, `pattern`, `also` (other names that hold), `strength`,
+        `base_rate`; `sink_share`, `sink_position`, `previous_share`, and the attention mass of the
+        other targets, `local`, `induction`, `duplicate_token`, `first_occurrence` (`target_share`
+        is that of a given target); `entropy` (normalised); the offset shares `offset_offset`,
+        `offset_content`, `content_offset`, `content_content`; `token_consistency`; `target` (what
+        the advantage is of), the `pair` with the largest advantage (-1 without pairs), its
+        `advantage` and the `total_advantage` (score units), its `wavelength` (tokens) and `band`.
+        """
         return head_table(self.heads)
 
     def plot(self) -> go.Figure:
@@ -140,8 +153,14 @@ def explain_heads(
             the tokens of the capture that happen to come back.
         seed: Seed of the random tokens.
 
+    Returns:
+        Every head with its name where it clears a stated threshold, else `mixed`.
+
     Raises:
-        InputError: The target has the wrong shape, or the model is another one.
+        InputError: The target has the wrong shape, or the model is another one, has too short a
+            context, or is inside `ablate_frequencies`.
+        UnsupportedModelError: The model is given and cannot be read.
+        VerificationError: The model is given, and what was read does not reproduce its scores.
     """
     targets = _user_targets(capture, target)
     repeated = None if model is None else repeated_patterns(model, capture, seed=seed)
@@ -258,14 +277,7 @@ def head_notes(n_tokens: Sequence[int], is_repeated: bool) -> tuple[str, ...]:
 
 
 def head_table(heads: Iterable[HeadPattern]) -> pd.DataFrame:
-    """One row per head.
-
-    Columns: layer, head, pattern, also, strength, base_rate, sink_share, sink_position,
-    previous_share, mass of the other targets (shares of attention; `target_share` is that of a
-    user's target), entropy, the four offset shares, token_consistency, target (what the advantage
-    is of), pair (with the largest advantage), advantage (its, score units), total_advantage,
-    wavelength (tokens), band.
-    """
+    """One row per head; columns as `HeadExplanation.to_dataframe`."""
     import pandas as pd
 
     rows = []

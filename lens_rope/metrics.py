@@ -163,7 +163,12 @@ class HeadMetrics:
         return float(np.mean([layer.first_token_sink for layer in self.layers]))
 
     def to_dataframe(self) -> pd.DataFrame:
-        """One row per layer and head, one column per metric."""
+        """One row per layer and head, one column per metric.
+
+        Columns: `layer`, `head`, `query_full_cycle_share`, `key_full_cycle_share` (in [0, 1]),
+        `positional_sensitivity` (dimensionless), `semantic_stability`, `sink_share`,
+        `first_token_share`, `first_token_sink` (in [0, 1]).
+        """
         import pandas as pd
 
         return pd.concat(
@@ -181,7 +186,10 @@ class HeadMetrics:
         )
 
     def layer_means(self) -> pd.DataFrame:
-        """One row per layer: the mean of each metric over its heads, nan left out."""
+        """One row per layer: the mean of each metric over its heads, nan left out.
+
+        Columns as `to_dataframe`, without `head`.
+        """
         by_layer: Any = self.to_dataframe().drop(columns="head").groupby("layer")
         return by_layer.mean().reset_index()
 
@@ -229,6 +237,10 @@ def head_metrics(
 ) -> HeadMetrics:
     """The head metrics that the literature uses, for every layer and head of a capture.
 
+    Full-cycle shares after Barbero et al. 2024 (arXiv 2410.06205), positional sensitivity and
+    semantic stability (arXiv 2609.39929), sink shares (Gu et al. 2024, arXiv 2410.10781). The
+    module's docstring has each formula.
+
     Args:
         capture: A verified capture.
         layers: Which layers; None gives all that were captured.
@@ -236,6 +248,9 @@ def head_metrics(
             prompt in positional sensitivity and semantic stability. All are used where there are no
             more, else as many are drawn evenly without replacement.
         seed: Seed of that draw, the same for every prompt and layer.
+
+    Returns:
+        Every metric of every head, over all prompts.
 
     Raises:
         InputError: A layer was not captured or there is none, or `max_cells` is below 1.

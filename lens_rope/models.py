@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from transformer_lens.model_bridge import TransformerBridge
 
 Backend = Literal["auto", "hooked", "bridge"]
+"""Which class of TransformerLens holds a model."""
 
 _DTYPES = {
     "float32": torch.float32,

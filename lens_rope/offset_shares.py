@@ -42,7 +42,7 @@ class OffsetShares:
     Attributes:
         layer: Index of the layer.
         n_tokens: Number of analysed tokens.
-        parts: `[head, 4]` Sums over queries and keys of a part times the score, in score units
+        parts: `[head, part]` Sums over queries and keys of a part times the score, in score units
             squared, in the order of `PARTS`; 0 where the prompt has too few tokens for an offset.
         same_token: `[head]` Sum of the products of a query's centred scores of two keys that hold
             the same token, in score units squared.
@@ -59,10 +59,10 @@ class OffsetShares:
 
     @property
     def shares(self) -> Float[np.ndarray, "head part"]:
-        """`[head, 4]` Share of each part in the variance of the scores within a query's row.
+        """`[head, part]` Share of each part in the variance of the scores within a query's row.
 
-        They sum to 1 and can be negative. nan where no row has any variance, and with too few
-        tokens for an offset in every prompt.
+        In the order of `PARTS`. They sum to 1 and can be negative. nan where no row has any
+        variance, and with too few tokens for an offset in every prompt.
         """
         total = self.parts.sum(axis=1, keepdims=True)
         return _ratio(self.parts, total, total > 0)

@@ -50,10 +50,10 @@ class SideOffsets:
         mean: `[head, pair]` Mean of the pair before rotation (the offset), complex, activation
             units.
         magnitude: `[head, pair]` Mean length of the pair before rotation, activation units.
-        largest: `[head, pair]` Largest length of the pair before rotation.
+        largest: `[head, pair]` Largest length of the pair before rotation, likewise.
         component_mean: `[d_head]` Mean absolute value of a component after rotation, over heads.
         component_largest: `[d_head]` Largest absolute value of a component after rotation.
-        rest_mean: `[head, rest]` Mean of the components that are not rotated.
+        rest_mean: `[head, rest]` Mean of the components that are not rotated, activation units.
     """
 
     mean: Complex[np.ndarray, "head pair"]
@@ -266,6 +266,9 @@ class OffsetFeatures:
     def layer(self, layer: int) -> LayerOffsets:
         """Offsets of one layer.
 
+        Args:
+            layer: Index of the layer in the model.
+
         Raises:
             InputError: The layer was not captured.
         """
@@ -278,6 +281,10 @@ class OffsetFeatures:
     def query_offset(self, layer: int, head: int) -> Complex[np.ndarray, " pair"]:
         """`[pair]` Mean query of a head before rotation, complex, activation units.
 
+        Args:
+            layer: Index of the layer.
+            head: Index of the query head.
+
         Raises:
             InputError: The layer was not captured, or the head does not exist.
         """
@@ -287,11 +294,21 @@ class OffsetFeatures:
         return entry.query.mean[head]
 
     def to_dataframe(self) -> pd.DataFrame:
-        """One row per layer, head and pair; the columns are explained in `offset_table`."""
+        """One row per layer, head and pair.
+
+        Columns: `layer`, `head`, `kv_head`, `pair`, `wavelength` (tokens), `cycles` (over the
+        effective context); `query_mean`, `query_largest` (length of the pair before rotation,
+        activation units), `query_relative` (relative magnitude), `query_constancy` (in [0, 1]) and
+        the same of the key, `key_mean`, `key_largest`, `key_relative`, `key_constancy`;
+        `amplitude` (score units), `angle` (rad), `is_feature`.
+        """
         return offset_table(self.layers, self.constancy, self.relative)
 
     def features(self) -> pd.DataFrame:
-        """The offset features alone, the largest amplitude first."""
+        """The offset features alone, the largest amplitude first.
+
+        Columns as `to_dataframe`, without `is_feature`.
+        """
         table = self.to_dataframe().query("is_feature").drop(columns="is_feature")
         return table.sort_values(
             ["amplitude", "layer", "head", "pair"], ascending=[False, True, True, True],
@@ -301,7 +318,10 @@ class OffsetFeatures:
     def outliers(self, relative: float = RELATIVE) -> pd.DataFrame:
         """Pairs that are large in the queries or keys of a head, constant or not.
 
-        One row per layer, side, head (key heads for keys) and pair; the largest first.
+        One row per layer, side, head (key heads for keys) and pair; the largest first. Columns:
+        `layer`, `side` (`query` or `key`), `head`, `pair`, `wavelength` (tokens), `cycles`, `mean`,
+        `largest` (length of the pair before rotation, activation units), `relative` (relative
+        magnitude), `constancy`.
 
         Args:
             relative: Smallest relative magnitude.
@@ -309,10 +329,12 @@ class OffsetFeatures:
         return outlier_table(self.layers, relative)
 
     def check_bounds(self, strong: float = 5.0, *, context: int | None = None) -> BoundsCheck:
-        """Whether strong offset features keep the bounds on frequency and angle, see `bounds`.
+        """Whether strong offset features keep the bounds on frequency and angle.
+
+        Each layer is judged against its own effective context.
 
         Args:
-            strong: Smallest amplitude of the features that are judged, in score units.
+            strong: Features with an amplitude above this are judged, in score units.
             context: Effective context in tokens in place of each layer's own.
 
         Raises:
@@ -368,6 +390,9 @@ def offset_features(
         constancy: Smallest constancy of an offset feature, in query and key.
         relative: Smallest relative magnitude of an offset feature, in query and key.
 
+    Returns:
+        Offsets of every layer, head and pair over all prompts.
+
     Raises:
         InputError: A threshold is out of range, or prompts were rotated differently.
     """
@@ -403,12 +428,7 @@ def offset_notes(layers: Sequence[LayerOffsets]) -> tuple[str, ...]:
 def offset_table(
     layers: Sequence[LayerOffsets], constancy: float = CONSTANCY, relative: float = RELATIVE
 ) -> pd.DataFrame:
-    """One row per layer, head and pair.
-
-    Columns: layer, head, kv_head, pair, wavelength (tokens), cycles (over the effective context),
-    query and key mean and largest length (activation units), relative magnitude, constancy,
-    amplitude (score units), angle (rad), is_feature.
-    """
+    """One row per layer, head and pair; columns as `OffsetFeatures.to_dataframe`."""
     import pandas as pd
 
     frames = []

@@ -195,18 +195,21 @@ class HeadPattern:
         also: Other names that hold, more general ones.
         strength: What the name rests on: sink share, attention mass of the target, normalised
             entropy (uniform) or token consistency (content); the largest mass of a target for
-            `mixed`.
-        base_rate: The same under uniform attention; nan for uniform and content.
+            `mixed` and None.
+        base_rate: The same under uniform attention; nan for all but sinks and targets.
         masses: Attention mass of every target, by name.
         base_rates: The same under uniform attention.
         sink_share: Sink share of the strongest key.
         sink_position: Its position.
         previous_share: Mean attention to the token before.
         entropy: Mean normalised entropy of attention, in [0, 1].
-        offset_shares: `[4]` Offset shares in the order of `offset_shares.PARTS`; they sum to 1.
-        token_consistency: Correlation of the scores of two keys with the same token.
-        target: What the advantage is of: the target that names the head, else `attended`.
-        advantage: Advantage of that target, by pair.
+        offset_shares: `[part]` Shares of offset·offset, offset·content, content·offset and
+            content·content (query first) in the variance of the scores; they sum to 1.
+        token_consistency: Correlation of the scores that a query gives to two keys with the same
+            token; nan with too few repeats.
+        target: What the advantage is of: the target that names the head, else `attended`; `target`
+            where a target was given.
+        advantage: Advantage of that target, by pair, in score units.
     """
 
     layer: int

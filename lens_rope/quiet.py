@@ -19,8 +19,11 @@ def quiet() -> Iterator[None]:
     lens_rope checks itself and says in its own errors and warnings. One thing stays: the bars
     of a download from the hub, in a terminal, because it can take an hour.
     """
-    from huggingface_hub import utils as hub
-    from transformers.utils import logging as hf_logging
+    with warnings.catch_warnings():
+        # A notebook without widgets is warned of bars that it will not see anyway.
+        warnings.simplefilter("ignore")
+        from huggingface_hub import utils as hub
+        from transformers.utils import logging as hf_logging
 
     root = logging.getLogger()
     handlers = list(root.handlers)

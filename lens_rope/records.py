@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
 Route = Literal["hook_rot", "hook_cos", "hook_cos_pattern"]
+"""By which hook points a layer was read, see `LayerCheck`."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class LayerCheck:
-    """How exactly one layer of one prompt was read. Errors are relative, see `verify`.
+    """How exactly one layer of one prompt was read. Errors are relative.
 
     Attributes:
         layer: Index of the layer.
@@ -92,8 +93,9 @@ class LayerCheck:
             `hook_cos` when `hook_q` and `hook_k` were rotated with the model's own tables,
             `hook_cos_pattern` when besides the host shows the pattern alone, so that scores are
             compared up to a constant per query.
-        score: Error of the recomputed scores against the model's.
-        pattern: Error of the attention pattern that the visibility, soft-cap and sinks imply.
+        score: Error of the recomputed scores against the model's, relative to each head's largest.
+        pattern: Largest difference between the model's attention and that which the visibility,
+            soft-cap and learned sinks imply.
         norm: Error of each pair's length across the rotation (nan where only the scores
             constrain it).
         angle: Error of the rotated pairs against angles that grow linearly with position (nan
@@ -123,10 +125,10 @@ class LayerCapture:
 
     Attributes:
         rope: The layer's rotation in this forward pass.
-        q: `[pos, head, d_head]` Rotated queries, float32.
-        k: `[pos, kv_head, d_head]` Rotated keys, float32. A key head serves
+        q: `[pos, head, d_head]` Rotated queries, float32, activation units.
+        k: `[pos, kv_head, d_head]` Rotated keys, likewise. A key head serves
             `n_heads // n_kv_heads` consecutive query heads.
-        scale: What the model multiplies query-key products by.
+        scale: What the model multiplies query-key products by to get scores.
         softcap: `c` where the model replaces a score `s` by `c tanh(s / c)`, else None.
         sinks: `[head]` Learned sink logits that join the softmax, else None.
         check: How exactly this was read.
@@ -180,7 +182,7 @@ class LayerCapture:
         return self.k.shape[1]
 
     def kv_head(self, head: int) -> int:
-        """The key head that query head `head` reads."""
+        """Index of the key head that query head `head` reads."""
         return head // (self.n_heads // self.n_kv_heads)
 
     @property
@@ -194,7 +196,7 @@ class LayerCapture:
         return visibility(self.n_pos, self.rope.window)
 
     def scores(self, head: int) -> Float[torch.Tensor, "q_pos k_pos"]:
-        """`[q_pos, k_pos]` Scores of one head before soft-cap and mask."""
+        """`[q_pos, k_pos]` Scores of query head `head` before soft-cap and mask, score units."""
         kv_head = self.kv_head(head)
         q, k = self.q[:, head : head + 1], self.k[:, kv_head : kv_head + 1]
         return scores_of(q, k, self.rope, self.scale)[0]
@@ -206,7 +208,8 @@ class LayerCapture:
 
         Args:
             head: Index of the query head.
-            visible: This layer's `visible`, for callers that go through many heads.
+            visible: `[q_pos, k_pos]` This layer's `visible`, for callers that go through many
+                heads.
         """
         visible = self.visible if visible is None else visible
         sinks = None if self.sinks is None else self.sinks[head : head + 1]
@@ -263,7 +266,14 @@ class RotaryCapture:
             raise InputError(f"layer {layer} was not captured; captured layers: {known}") from None
 
     def rope(self, *, prompt: int = 0) -> RopeSpec:
-        """The rotation of each captured layer in the forward pass of one prompt."""
+        """The rotation of each captured layer in the forward pass of one prompt.
+
+        Args:
+            prompt: Index of the prompt.
+
+        Raises:
+            InputError: The prompt is not in the capture.
+        """
         layers = tuple(self.layer(layer, prompt=prompt).rope for layer in self.layer_indices)
         return RopeSpec(self.model.name, layers)
 
@@ -273,7 +283,12 @@ class RotaryCapture:
         return max(record.check.relative_error for layers in self.records for record in layers)
 
     def verification(self) -> pd.DataFrame:
-        """One row per prompt and layer: by which route it was read and how exactly."""
+        """One row per prompt and layer: by which route it was read and how exactly.
+
+        Columns: `prompt` (name), `layer`, `route`, `relative_error` (of the scores),
+        `pattern_error`, `norm_error`, `angle_error` (relative, see `LayerCheck`), `max_residual`
+        (largest of the heads, score units).
+        """
         import pandas as pd
 
         return pd.DataFrame(
@@ -294,14 +309,31 @@ class RotaryCapture:
         )
 
     def save(self, path: str | Path) -> Path:
-        """Writes the capture to one safetensors file; see `storage.save_capture`."""
+        """Writes the capture to one safetensors file, whole or not at all.
+
+        Args:
+            path: The file; it is replaced when it exists.
+
+        Returns:
+            The path.
+
+        Raises:
+            OutputError: The file cannot be written.
+        """
         from lens_rope.storage import save_capture
 
         return save_capture(self, path)
 
     @staticmethod
     def load(path: str | Path) -> RotaryCapture:
-        """Reads a capture back; see `storage.load_capture`."""
+        """Reads a capture back; no model is needed.
+
+        Args:
+            path: A file written by `save`.
+
+        Raises:
+            CaptureFileError: The file is missing, truncated, not a capture, or of another version.
+        """
         from lens_rope.storage import load_capture
 
         return load_capture(path)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lens_rope.words import number
+
 if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
@@ -40,7 +42,10 @@ class ScoreBreakdown:
     rope: LayerRope
 
     def to_dataframe(self) -> pd.DataFrame:
-        """One row per pair, the largest contribution (either sign) first."""
+        """One row per pair, the largest contribution (either sign) first.
+
+        Columns: `pair`, `wavelength` (tokens), `cycles`, `contribution` (score units).
+        """
         import pandas as pd
 
         table = pd.DataFrame(
@@ -54,7 +59,7 @@ class ScoreBreakdown:
         return table.sort_values("contribution", key=np.abs, ascending=False, ignore_index=True)
 
     def plot(self) -> go.Figure:
-        """What each pair contributes, as bars; see `views.score_figures`."""
+        """What each pair contributes, as bars."""
         from lens_rope.views.score_figures import score_bars
 
         return score_bars(self)
@@ -71,7 +76,7 @@ class ScoreBreakdown:
         return (
             f"score {self.score:.4f} of query {self.query} ({self.query_token!r}) and key "
             f"{self.key} ({self.key_token!r}), pass-through {self.pass_through:.4f}\n"
-            f"{self.to_dataframe().to_string(index=False)}"
+            f"{_pairs_text(self.to_dataframe())}"
         )
 
 
@@ -86,9 +91,9 @@ class PairSummary:
             `sum c (s - s̄) / sum (s - s̄)²` over visible keys, with `s̄` the row's mean score. Only
             differences within a row reach the softmax. Shares can be negative; with that of the
             pass-through they sum to 1. nan where no row has any variance.
-        pass_through_mean: The same of the components that are not rotated.
-        pass_through_rms: Likewise.
-        pass_through_share: Likewise.
+        pass_through_mean: Mean of the components that are not rotated, in score units.
+        pass_through_rms: Their root mean square, in score units.
+        pass_through_share: Their share of the variance; nan likewise.
         rope: The layer's rotation.
     """
 
@@ -101,7 +106,11 @@ class PairSummary:
     rope: LayerRope
 
     def to_dataframe(self) -> pd.DataFrame:
-        """One row per pair in order of frequency; the pass-through last, as pair -1."""
+        """One row per pair in order of frequency; the pass-through last, as pair -1.
+
+        Columns: `pair`, `wavelength` (tokens), `cycles`, `mean`, `rms` (score units), `share` (of
+        the variance of the scores). There is no last row where all components are rotated.
+        """
         import pandas as pd
 
         pairs = pd.DataFrame(
@@ -125,7 +134,7 @@ class PairSummary:
         return pd.concat([pairs, pd.DataFrame([rest])], ignore_index=True)
 
     def plot(self) -> go.Figure:
-        """Share of the score variance that each pair carries; see `views.head_figures`."""
+        """Share of the score variance that each pair carries, as bars."""
         from lens_rope.views.head_figures import pair_bars
 
         return pair_bars(self, self.rope)
@@ -139,7 +148,7 @@ class PairSummary:
 
     def __repr__(self) -> str:
         """The table."""
-        return self.to_dataframe().to_string(index=False)
+        return _pairs_text(self.to_dataframe())
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,7 +175,11 @@ class DistanceProfile:
         return self.mean.sum(axis=1) + self.pass_through
 
     def to_dataframe(self) -> pd.DataFrame:
-        """One row per distance: count, total, pass-through and a column per pair."""
+        """One row per distance.
+
+        Columns: `distance` (tokens), `count`, `total`, `pass_through`, and one for each pair,
+        `pair_0` and up (score units).
+        """
         import pandas as pd
 
         table = pd.DataFrame(self.mean, columns=[f"pair_{i}" for i in range(self.rope.n_pairs)])
@@ -175,7 +188,7 @@ class DistanceProfile:
         return table
 
     def plot(self) -> go.Figure:
-        """Mean score over distance, and the pairs that move it most; see `views.score_figures`."""
+        """Mean score over distance, and the pairs that move it most."""
         from lens_rope.views.score_figures import profile_curves
 
         return profile_curves(self)
@@ -190,3 +203,12 @@ class DistanceProfile:
     def __repr__(self) -> str:
         """The first distances as a table."""
         return self.to_dataframe().head(20).to_string(index=False)
+
+
+def _pairs_text(table: pd.DataFrame) -> str:
+    """A table of pairs for a terminal; the table itself has all digits."""
+    return table.to_string(
+        index=False,
+        formatters={"wavelength": number, "cycles": number},
+        float_format="{:.4f}".format,
+    )

@@ -41,7 +41,7 @@ def from_pairs(
     rest: Float[torch.Tensor, "... rest"],
     rope: LayerRope,
 ) -> Float[torch.Tensor, "... d_head"]:
-    """The inverse of `to_pairs`."""
+    """`[..., d_head]` Queries or keys again: the inverse of `to_pairs`."""
     first, second = rope.components
     x = torch.empty((*rest.shape[:-1], rope.d_head), dtype=rest.dtype, device=rest.device)
     x[..., torch.as_tensor(first)] = pairs.real
@@ -69,7 +69,7 @@ def rotate(
     positions: Int[torch.Tensor, " pos"],
     rope: LayerRope,
 ) -> Complex[torch.Tensor, "pos head pair"]:
-    """What the model does: multiplies each pair by its phase and the attention factor."""
+    """`[pos, head, pair]` Each pair times its phase and the attention factor, as the model does."""
     turn = (phases(positions, rope) * rope.attention_factor).to(z.device, z.dtype)
     return z * turn[:, None, :]
 
@@ -79,7 +79,7 @@ def unrotate(
     positions: Int[torch.Tensor, " pos"],
     rope: LayerRope,
 ) -> Complex[torch.Tensor, "pos head pair"]:
-    """Values before rotation, by undoing it.
+    """`[pos, head, pair]` Values before rotation, by undoing it.
 
     Rotated values are the ones the scores are made of. Values read at an earlier hook point may
     still be normalised or clipped before they are rotated.

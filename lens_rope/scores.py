@@ -44,11 +44,12 @@ def scores_of(
     rope: LayerRope,
     scale: float,
 ) -> Float[torch.Tensor, "head q_pos k_pos"]:
-    """Scores before soft-cap and mask: all pairs' contributions plus the pass-through.
+    """`[head, q_pos, k_pos]` Scores before soft-cap and mask: all pairs plus the pass-through.
 
     Args:
-        q: Rotated queries.
-        k: Rotated keys; a key head serves `head // kv_head` consecutive query heads.
+        q: `[q_pos, head, d_head]` Rotated queries.
+        k: `[k_pos, kv_head, d_head]` Rotated keys; a key head serves `head // kv_head` consecutive
+            query heads.
         rope: The layer's rotation.
         scale: What query-key products are multiplied by.
     """
@@ -74,13 +75,13 @@ def pattern_of(
     visible: Bool[torch.Tensor, "q_pos k_pos"],
     sinks: Float[torch.Tensor, " head"] | None,
 ) -> Float[torch.Tensor, "head q_pos k_pos"]:
-    """Attention over the visible keys.
+    """`[head, q_pos, k_pos]` Attention over the visible keys.
 
     Args:
-        scores: Scores after soft-cap.
-        visible: Which keys each query sees.
-        sinks: Learned sink logits. They take part in the softmax and are not keys, so rows then
-            sum to less than 1; they are not renormalised.
+        scores: `[head, q_pos, k_pos]` Scores after soft-cap.
+        visible: `[q_pos, k_pos]` Which keys each query sees.
+        sinks: `[head]` Learned sink logits. They take part in the softmax and are not keys, so rows
+            then sum to less than 1; they are not renormalised.
     """
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     scores = scores.masked_fill(~visible, -torch.inf)

@@ -61,12 +61,12 @@ class SinkHead:
         position: Position of the sink, the strongest key; over several prompts the one with the
             largest token-weighted share.
         same_position: Whether the sink is there in all of these prompts.
-        share: Sink share of the sink, over the prompts in which the head has one. What removal does
-            is measured there, so this is what to compare it with.
+        share: Sink share of the sink, in [0, 1], over the prompts in which the head has one. What
+            removal does is measured there, so this is what to compare it with.
         share_of_all: The head's sink share over all prompts.
         n_prompts: Number of prompts in which the head has a sink.
         n_queries: Number of queries that see the sink.
-        advantage: Advantage of the sink, by pair.
+        advantage: Advantage of the sink, by pair, in score units.
         share_without: `[pair]` Sink share after a pair is removed, from up to `CONTROL_QUERIES`
             queries for pairs that are not among the `EXACT_PAIRS` strongest.
         share_without_two: Sink share after the two strongest pairs of each prompt are removed.
@@ -301,6 +301,10 @@ class SinkExplanation:
     def head(self, layer: int, head: int) -> SinkHead:
         """One sink head.
 
+        Args:
+            layer: Index of the layer.
+            head: Index of the query head.
+
         Raises:
             InputError: That head is not a sink head.
         """
@@ -317,7 +321,11 @@ class SinkExplanation:
         return {(e.layer, e.head): [e.best_pair] for e in self.heads if e.best_pair >= 0}
 
     def where(self, sink: SinkHead) -> str:
-        """What the key of a sink is called: its position, its token, and whether it is BOS."""
+        """What the key of a sink is called: its position, its token, and whether it is BOS.
+
+        Args:
+            sink: One of `heads`.
+        """
         at = sink.position
         texts = {prompt.tokens[at] for prompt in self.prompts if at < len(prompt)}
         token = texts.pop() if len(texts) == 1 else None
@@ -329,7 +337,14 @@ class SinkExplanation:
         return tuple(sentence(entry, self.where(entry)) for entry in order)
 
     def to_dataframe(self) -> pd.DataFrame:
-        """One row per sink head; the columns are explained in `sink_table`."""
+        """One row per sink head.
+
+        Columns: `layer`, `head`, `position` (of the sink), `sink_share`, `advantage` (of the whole
+        score, score units), `best_pair` (-1 without pairs), its `wavelength` (tokens), `cycles` and
+        `band`, its `best_advantage`, of which `best_lift` and `best_push` (score units), and the
+        sink share after removal: `share_without_best`, `share_without_two`, `control_share`
+        (another pair, median).
+        """
         return sink_table(self.heads)
 
     def plot(self) -> go.Figure:
@@ -362,8 +377,14 @@ class SinkExplanation:
 def explain_sinks(capture: RotaryCapture) -> SinkExplanation:
     """Which heads have attention sinks, at which keys, and which rotary pairs make them.
 
+    What a sink head is, is the definition of Gu et al. 2024, "When Attention Sink Emerges in
+    Language Models" (arXiv 2410.10781).
+
     Args:
         capture: A verified capture; prompts of at least 64 tokens can tell sinks.
+
+    Returns:
+        The sink heads over all prompts, and the sink share of every key.
     """
     received: list[dict[int, np.ndarray]] = []
     shares: dict[int, list[HeadShares]] = {}
@@ -434,12 +455,7 @@ def sink_name(sink: SinkHead, token: str | None, starts_with_bos: Sequence[bool 
 
 
 def sink_table(heads: Sequence[SinkHead]) -> pd.DataFrame:
-    """One row per sink head.
-
-    Columns: layer, head, position, sink_share, advantage (of the whole score, score units),
-    best_pair, wavelength (tokens), cycles, band, best_advantage, best_lift, best_push (score
-    units), share_without_best, share_without_two, control_share.
-    """
+    """One row per sink head; columns as `SinkExplanation.to_dataframe`."""
     import pandas as pd
 
     rows = []

@@ -68,7 +68,7 @@ class HeadShares:
         return self.n_tokens - self.n_prompts
 
     def at(self, head: int) -> Mapping[int, float]:
-        """The token-weighted sink share of a head by position, see `positions`."""
+        """The token-weighted sink share of query head `head` by position, see `positions`."""
         if self.positions:
             return self.positions[head]
         return {int(self.sink_position[head]): self.n_tokens * float(self.sink_share[head])}

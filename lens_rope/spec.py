@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
 Pairing = Literal["half", "adjacent"]
+"""Which two components make a pair, see `LayerRope`."""
+
 PAIRINGS: tuple[Pairing, ...] = get_args(Pairing)
 
 
@@ -104,7 +106,10 @@ class LayerRope:
 
     @property
     def cycles(self) -> Float[np.ndarray, " pair"]:
-        """`[pair]` Turns over the effective context; below 1 the pair is a partial cycle."""
+        """`[pair]` Turns over the effective context, `inv_freq * context / (2 pi)`.
+
+        Below 1 the pair is a partial cycle.
+        """
         return self.inv_freq * self.context / (2 * np.pi)
 
     @cached_property
@@ -122,10 +127,13 @@ class LayerRope:
         return np.setdiff1d(np.arange(self.d_head), rotated)
 
     def same_rotation(self, other: LayerRope) -> bool:
-        """Whether two specs describe one rotation within their stated errors.
+        """Whether this rotation and another are the same within their stated errors.
 
         Scalings that depend on the prompt's length give different rotations to different prompts,
         whose pairs must not be added up.
+
+        Args:
+            other: Another layer's rotation, or this layer's on another prompt.
         """
         if (self.pairing, self.rotary_dim, self.rotary_start, self.d_head) != (
             other.pairing, other.rotary_dim, other.rotary_start, other.d_head
@@ -153,7 +161,14 @@ class RopeSpec:
     layers: tuple[LayerRope, ...]
 
     def __getitem__(self, layer: int) -> LayerRope:
-        """The rotation of `layer` (index in the model, not in the list)."""
+        """The rotation of `layer` (index in the model, not in the list).
+
+        Args:
+            layer: Index of the layer in the model.
+
+        Raises:
+            InputError: The layer was not read.
+        """
         for rope in self.layers:
             if rope.layer == layer:
                 return rope
@@ -161,7 +176,11 @@ class RopeSpec:
         raise InputError(f"layer {layer} was not read; the layers at hand are {known}")
 
     def to_dataframe(self) -> pd.DataFrame:
-        """One row per layer and pair; layers without RoPE have none."""
+        """One row per layer and pair; layers without RoPE have none.
+
+        Columns: `layer`, `pair`, `inv_freq` (rad/token), `wavelength` (tokens), `cycles` (over the
+        effective context), `inv_freq_error` (relative).
+        """
         import pandas as pd
 
         columns = {
@@ -178,7 +197,13 @@ class RopeSpec:
         return pd.DataFrame(columns)
 
     def summary(self) -> pd.DataFrame:
-        """One row per layer: what differs between layers, and the range of wavelengths."""
+        """One row per layer: what differs between layers, and the range of wavelengths.
+
+        Columns: `layer`, `pairs` (how many), `rotary_dim`, `d_head`, `pairing` (`half`, `adjacent`
+        or `none`), `attention_factor`, `window` (tokens; empty where there is none), `context`
+        (effective, tokens), `shortest_wavelength`, `longest_wavelength` (tokens), `partial_cycles`
+        (how many pairs turn less than once over the effective context).
+        """
         import pandas as pd
 
         return pd.DataFrame(
@@ -214,8 +239,11 @@ class RopeSpec:
         return result_html(describe_rope(self), [self.plot()])
 
     def __repr__(self) -> str:
-        """The summary as a table."""
-        return f"RoPE of {self.model}\n{self.summary().to_string(index=False)}"
+        """The rotation of each kind of layer, as a table."""
+        from lens_rope.views.head_descriptions import describe_rope
+        from lens_rope.views.terminal import description_text
+
+        return description_text(describe_rope(self)).rstrip()
 
 
 def ranges(numbers: Iterable[int]) -> str:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 Side = Literal["pre", "post"]
+"""Before or after rotation."""
 
 NEAR_ZERO = 0.5
 """Eigenvalues below this count as near zero, in activation units squared."""
@@ -159,21 +160,25 @@ class Spectrum:
 
     @property
     def rank90(self) -> int | float:
-        """Eigenvalues that hold 90 % of the variance."""
+        """Number of eigenvalues that hold 90 % of the variance, or nan."""
         return self.rank(0.90)
 
     @property
     def rank95(self) -> int | float:
-        """Eigenvalues that hold 95 % of the variance."""
+        """Number of eigenvalues that hold 95 % of the variance, or nan."""
         return self.rank(0.95)
 
     @property
     def rank99(self) -> int | float:
-        """Eigenvalues that hold 99 % of the variance."""
+        """Number of eigenvalues that hold 99 % of the variance, or nan."""
         return self.rank(0.99)
 
     def near_zero(self, threshold: float = NEAR_ZERO) -> float:
-        """Share of eigenvalues below the threshold (activation units squared), or nan."""
+        """Share of the eigenvalues below a threshold, or nan.
+
+        Args:
+            threshold: In activation units squared.
+        """
         return float((self.eigenvalues < threshold).mean()) if self.has_enough_tokens else np.nan
 
     @property
@@ -200,7 +205,10 @@ class LayerSpectrum:
 
     @property
     def offset_energy(self) -> float:
-        """`|mean_pre|² - |mean_post|²`, equal to `trace(post) - trace(pre)`: the rotated offset."""
+        """`|mean_pre|² - |mean_post|²`, equal to `trace(post) - trace(pre)`: the rotated offset.
+
+        In activation units squared.
+        """
         return _offset_energy(self.pre, self.post)
 
     @property
@@ -247,6 +255,9 @@ class KeySpectrum:
     def layer(self, layer: int) -> LayerSpectrum:
         """The spectra of one layer.
 
+        Args:
+            layer: Index of the layer in the model.
+
         Raises:
             InputError: The layer was not analysed.
         """
@@ -260,7 +271,9 @@ class KeySpectrum:
     def eigenvalues(
         self, side: Side, layers: Sequence[int] | None = None
     ) -> Float[np.ndarray, " eigenvalue"]:
-        """`[eigenvalue]` Eigenvalues of all layers or the given ones, layer by layer, ascending.
+        """`[eigenvalue]` Eigenvalues of all layers or the given ones, in activation units squared.
+
+        Layers are ascending, and the eigenvalues of each are descending.
 
         Args:
             side: `pre` or `post`, before or after rotation.
@@ -274,9 +287,17 @@ class KeySpectrum:
     def near_zero(
         self, side: Side, threshold: float = NEAR_ZERO, *, layers: Sequence[int] | None = None
     ) -> float:
-        """Share of the eigenvalues of all layers below a threshold (activation units squared).
+        """Share of the eigenvalues of all layers below a threshold.
 
-        nan where some layer has too few tokens; arguments and errors as those of `eigenvalues`.
+        nan where some layer has no more tokens than its keys have components.
+
+        Args:
+            side: `pre` or `post`, before or after rotation.
+            threshold: In activation units squared.
+            layers: Indices of layers; None takes all.
+
+        Raises:
+            InputError: As `eigenvalues`.
         """
         spectra = self._spectra(side, layers)
         if not all(entry.has_enough_tokens for entry in spectra):
@@ -284,14 +305,28 @@ class KeySpectrum:
         return float((self.eigenvalues(side, layers) < threshold).mean())
 
     def median(self, side: Side, *, layers: Sequence[int] | None = None) -> float:
-        """Median eigenvalue of all layers in activation units squared, or nan as `near_zero`."""
+        """Median eigenvalue of all layers in activation units squared, or nan as `near_zero`.
+
+        Args:
+            side: `pre` or `post`, before or after rotation.
+            layers: Indices of layers; None takes all.
+
+        Raises:
+            InputError: As `eigenvalues`.
+        """
         spectra = self._spectra(side, layers)
         if not all(entry.has_enough_tokens for entry in spectra):
             return np.nan
         return float(np.median(self.eigenvalues(side, layers)))
 
     def to_dataframe(self) -> pd.DataFrame:
-        """One row per layer; columns end in `_pre` before rotation and `_post` after it."""
+        """One row per layer; columns end in `_pre` before rotation and `_post` after it.
+
+        Columns: `layer`; `rank90_pre`, `rank90_post`, and likewise `rank95` and `rank99` (numbers
+        of eigenvalues), `participation_ratio`, `trace` (activation units squared), `near_zero`
+        (share of the eigenvalues below 0.5), `median` (activation units squared); `offset_energy`
+        (activation units squared), `offset_share`.
+        """
         import pandas as pd
 
         return pd.DataFrame(
@@ -299,7 +334,10 @@ class KeySpectrum:
         )
 
     def heads_dataframe(self) -> pd.DataFrame:
-        """One row per layer and KV head, each head by itself, columns as `to_dataframe`."""
+        """One row per layer and KV head, each head by itself.
+
+        Columns: `layer`, `kv_head`, then as `to_dataframe`.
+        """
         import pandas as pd
 
         return pd.DataFrame(
@@ -311,7 +349,14 @@ class KeySpectrum:
         )
 
     def plot(self, layers: Sequence[int] | None = None) -> go.Figure:
-        """Histograms of the eigenvalues; see `views.spectrum_figures.spectrum_histogram`."""
+        """Histograms of the eigenvalues before and after rotation.
+
+        Args:
+            layers: Indices of layers; None takes all.
+
+        Raises:
+            InputError: No layer is given, or one was not analysed.
+        """
         from lens_rope.views.spectrum_figures import spectrum_histogram
 
         return spectrum_histogram(self, layers)
@@ -362,6 +407,9 @@ def key_spectrum(
             kept, so a generator can go through more prompts than fit into memory. The sums take
             `2 (kv_heads * d_head)²` float64 numbers per layer.
         layers: Layers to analyse; None takes all that were captured.
+
+    Returns:
+        The spectra of each layer, all KV heads side by side and each by itself.
 
     Raises:
         InputError: There is no capture, captures are of different models, shapes or layers, or a

@@ -5,6 +5,7 @@ import os
 # The suite needs no hub, and would wait for one at every model it builds.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import built_site
 import pytest
 import torch
 import zoo
@@ -25,3 +26,10 @@ def host_model(request):
     model = zoo.hooked(n_key_value_heads=2)
     model.set_tokenizer(zoo.tokenizer())
     return model
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory):
+    """The documentation, built with its tutorials run; once, also where several workers test."""
+    own = tmp_path_factory.getbasetemp()
+    return built_site.build(own.parent if "PYTEST_XDIST_WORKER" in os.environ else own)

@@ -71,7 +71,17 @@ def test_version_and_entry_point() -> None:
     assert metadata.version("lens-rope") == lens_rope.__version__
 
 
-@pytest.mark.parametrize("script", ["scripts/report", "scripts/test", ".ci/run", "scripts/_env.sh"])
+@pytest.mark.parametrize(
+    "script",
+    [
+        "scripts/report",
+        "scripts/test",
+        "scripts/site",
+        "scripts/screenshot",
+        ".ci/run",
+        "scripts/_env.sh",
+    ],
+)
 def test_scripts_parse(script: str) -> None:
     path = ROOT / script
     subprocess.run(["bash", "-n", str(path)], check=True)

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 ROOT = Path(__file__).parent.parent
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 README = PAGES[0].read_text(encoding="utf-8")
 
 
@@ -18,26 +18,49 @@ def blocks(language):
     return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
 
 
+def each(language, pages):
+    """Each block of these pages, named by its page and its place there."""
+    for page in pages:
+        found = re.findall(rf"```{language}\n(.*?)```", page.read_text("utf-8"), flags=re.DOTALL)
+        for number, block in enumerate(found):
+            name = page.relative_to(ROOT).with_suffix("").as_posix()
+            yield pytest.param(block, id=f"{name}-{number}")
+
+
 @pytest.mark.demo
 @pytest.mark.slow
-@pytest.mark.parametrize("block", blocks("python"))
+@pytest.mark.parametrize("block", list(each("python", PAGES[1:])))
 def test_python_runs(block, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("example.py").write_text(block, encoding="utf-8")
     names = runpy.run_path("example.py")
     printed = capsys.readouterr().out
-    if "d" in names:
-        assert names["d"].layer == 16
-        assert "verified: scores within" in printed
-        assert "score " in printed and "pass-through" in printed
-    elif "shown" in names:
+    assert "Traceback" not in printed
+    if "print(" in block:
+        assert printed.strip()
+    if "shown" in names:
         table = names["shown"].to_dataframe()
         parts = table[["pair 0", "pair 25", "pairs 1–8", "the rest"]]
         assert (parts.sum(axis=1) - table["score"]).abs().max() < 1e-4
-    else:
-        assert names["sinks"].heads
-        assert "Layer " in printed and "without it the share" in printed
-        assert names["loss"] > 0 and "nats/token" in printed
+
+
+@pytest.mark.demo
+@pytest.mark.slow
+def test_the_readme_shows_what_it_says(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    first, second = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    Path("first.py").write_text(first, encoding="utf-8")
+    names = runpy.run_path("first.py")
+    printed = capsys.readouterr().out
+    assert names["d"].layer == 16
+    assert "verified: scores within" in printed
+    assert "score " in printed and "pass-through" in printed
+    Path("second.py").write_text(second, encoding="utf-8")
+    names = runpy.run_path("second.py")
+    printed = capsys.readouterr().out
+    assert names["sinks"].heads
+    assert "Layer " in printed and "without it the share" in printed
+    assert names["loss"] > 0 and "nats/token" in printed
 
 
 def test_commands_and_options_exist():
@@ -72,10 +95,10 @@ def test_exit_codes_are_those_of_the_errors():
     assert raised | {0, 130} == set(rows)
 
 
-def test_files_it_links_to_exist():
-    for page in PAGES:
-        for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text(encoding="utf-8")):
-            assert (page.parent / target).is_file(), f"{page.name}: {target}"
+def test_files_the_readme_links_to_exist():
+    """Links of the docs are checked where the site is built."""
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", README):
+        assert (ROOT / target).exists(), target
 
 
 def test_public_names_are_not_hidden_by_modules():

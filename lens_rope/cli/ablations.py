@@ -14,7 +14,6 @@ from lens_rope.cli.options import (
     File,
     Format,
     HowToAblate,
-    Layers,
     MaxTokens,
     ModelArgument,
     Prompts,
@@ -47,13 +46,24 @@ def ablate(
     ] = None,
     how: Annotated[
         HowToAblate,
-        typer.Option(help="Set the query's pairs to zero or to their mean, or undo the rotation."),
+        typer.Option(
+            help="Set the pairs of the queries to zero or to their mean, or undo the rotation of "
+            "queries and keys."
+        ),
     ] = HowToAblate.zero,
     controls: Annotated[
-        int, typer.Option(min=1, help="Draws of as many random other pairs to compare with.")
+        int,
+        typer.Option(
+            min=1, help="How many times to draw as many other pairs at random, to compare."
+        ),
     ] = 3,
     seed: Seed = 0,
-    layers: Layers = None,
+    layers: Annotated[
+        str | None,
+        typer.Option(
+            help="Layers to look for sink heads in, like 0-3,7; not with --pairs. Default: all."
+        ),
+    ] = None,
     max_tokens: MaxTokens = None,
     backend: BackendOption = Backend.auto,
     device: Device = None,

@@ -81,7 +81,8 @@ def heads(
     repeated: Annotated[
         bool,
         typer.Option(
-            help="Measure induction and its like on repeated random tokens, or on the prompts."
+            help="Measure induction, duplicate token and first occurrence on repeated random "
+            "tokens, or else on the prompts."
         ),
     ] = True,
     seed: Seed = 0,
@@ -137,7 +138,11 @@ def features(
     context: Context = None,
     constancy: Annotated[
         float | None,
-        typer.Option(min=0, max=1, help="Smallest constancy of an offset feature. Default: 0.8."),
+        typer.Option(
+            min=0,
+            max=1,
+            help="Smallest constancy of an offset feature, in query and key. Default: 0.8.",
+        ),
     ] = None,
     relative: Annotated[
         float | None,
@@ -150,14 +155,18 @@ def features(
     strong: Annotated[
         float,
         typer.Option(
-            min=0, help="Smallest amplitude of what is held against the bounds, in score units."
+            min=0,
+            help="Offset features of a larger amplitude (score units) are held against the bounds.",
         ),
     ] = 5.0,
     outliers: Annotated[
-        bool, typer.Option("--outliers", help="Print all large pairs, constant or not.")
+        bool,
+        typer.Option(
+            "--outliers", help="Print outliers instead: all large pairs, constant or not."
+        ),
     ] = False,
     bounds: Annotated[
-        bool, typer.Option("--bounds", help="Print the check against the bounds alone.")
+        bool, typer.Option("--bounds", help="Print the check against the bounds only.")
     ] = False,
     backend: BackendOption = Backend.auto,
     device: Device = None,

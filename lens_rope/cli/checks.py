@@ -39,7 +39,7 @@ def inspect(
     dtype: Dtype = "float32",
     format: Format = TableFormat.table,
 ) -> None:
-    """Print what RoPE does in each layer of a model."""
+    """Print what RoPE does in each layer: pairing, rotated part, window, wavelengths, cycles."""
     with errors():
         wanted = parse_layers(layers)
         loaded = load(model, backend, device, dtype)

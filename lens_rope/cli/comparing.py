@@ -16,13 +16,17 @@ def compare(
     report_a: Annotated[
         Path, typer.Argument(metavar="A", help="Folder of a report, or its report.json.")
     ],
-    report_b: Annotated[Path, typer.Argument(metavar="B", help="Likewise.")],
+    report_b: Annotated[Path, typer.Argument(metavar="B", help="The same of the other report.")],
     names: Annotated[
         list[str] | None,
-        typer.Option("--name", help="What to call the two; give it twice. Default: their models."),
+        typer.Option(
+            "--name",
+            help="What to call a report; give it twice, for A and B. Default: their models.",
+        ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder to write compare.html, JSON and tables into.")
+        Path | None,
+        typer.Option(help="Folder to write compare.html, comparison.json and tables into."),
     ] = None,
     format: Format = TableFormat.table,
 ) -> None:

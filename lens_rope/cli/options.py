@@ -59,25 +59,56 @@ def _limit(default: int) -> Any:
 
 
 ModelArgument = Annotated[
-    str, typer.Argument(help="Hub name, local directory, .gguf file, or smollm2-135m (the demo).")
+    str,
+    typer.Argument(
+        metavar="MODEL", help="Hub name, local directory, .gguf file, or smollm2-135m (the demo)."
+    ),
 ]
-Text = Annotated[list[str] | None, typer.Option("--text", help="A prompt. Can be repeated.")]
+Text = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--text",
+        help="A prompt. Can be repeated. Default: the sample text, where no prompt is given.",
+    ),
+]
 File = Annotated[
-    list[Path] | None, typer.Option("--file", help="A text file as a prompt. Can be repeated.")
+    list[Path] | None,
+    typer.Option("--file", help="A text file (UTF-8) that is one prompt. Can be repeated."),
 ]
 Prompts = Annotated[
     Path | None,
-    typer.Option("--prompts", help='JSON lines, each an object with "text" and maybe "name".'),
+    typer.Option(
+        "--prompts",
+        help='A file of JSON lines, each a prompt: an object with "text" and maybe "name".',
+    ),
 ]
 Layers = Annotated[str | None, typer.Option(help="Layers to read, like 0-3,7. Default: all.")]
 MaxTokens = Annotated[int | None, _limit(DEFAULT_MAX_TOKENS)]
 CheckMaxTokens = Annotated[int | None, _limit(CHECK_MAX_TOKENS)]
 Context = Annotated[
     int | None,
-    typer.Option(min=1, help="Trained context in tokens, where the model is said to have another."),
+    typer.Option(
+        min=1,
+        help="Trained context in tokens, over which cycles are counted. Default: what the model's "
+        "configuration says.",
+    ),
 ]
-BackendOption = Annotated[Backend, typer.Option(help="How to run the model.")]
-Device = Annotated[str | None, typer.Option(help="Such as cpu or cuda. Default: best there is.")]
-Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
-Format = Annotated[TableFormat, typer.Option("--format", help="What to print.")]
+BackendOption = Annotated[
+    Backend,
+    typer.Option(
+        help="Run the model as HookedTransformer (hooked) or TransformerBridge (bridge); auto "
+        "takes the first that computes what the published model computes."
+    ),
+]
+Device = Annotated[
+    str | None,
+    typer.Option(help="Where to run the model, such as cpu or cuda. Default: the best there is."),
+]
+Dtype = Annotated[
+    str, typer.Option(help="Precision to run the model in: float32, bfloat16 or float16.")
+]
+Format = Annotated[
+    TableFormat,
+    typer.Option("--format", help="Print a table for people, or JSON or CSV for programs."),
+]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of what is drawn at random.")]

@@ -34,7 +34,7 @@ def report(
     models: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[MODEL]...",
+            metavar="MODEL",
             help="Hub names, local directories, .gguf files. Default: the demo model smollm2-135m.",
         ),
     ] = None,
@@ -45,7 +45,8 @@ def report(
     heads: Annotated[
         str | None,
         typer.Option(
-            help="Heads of the gallery as layer.head, like 16.0,27.7. Default: the most telling."
+            help="Heads to show in the gallery as layer.head, like 16.0,27.7. Default: the most "
+            "telling ones."
         ),
     ] = None,
     max_tokens: MaxTokens = None,
@@ -55,6 +56,7 @@ def report(
         typer.Option(
             " /--no-interventions",
             help="Do not run the first prompt again without the best pair of each sink head.",
+            show_default=False,
         ),
     ] = True,
     out: Annotated[
@@ -82,8 +84,7 @@ def report(
 ) -> None:
     """Write a report on each model: a page, JSON and tables, and an index that compares them.
 
-    A model that fails is told and does not stop the others. A run that was interrupted or killed
-    goes on with --resume.
+    A model that fails is told and does not stop the others. A stopped run goes on with --resume.
     """
     with errors():
         found = open_prompts(text, file, prompts)

@@ -38,8 +38,8 @@ class LayerReading:
         cos: `[pos, width]` Cosines times the attention factor, as the layer used them; None where
             the layer does not rotate.
         sin: `[pos, width]` Sines, likewise.
-        inv_freq_candidates: Arrays the model's own modules hold, in rad/token. They are only used
-            where they agree with `cos` and `sin`.
+        inv_freq_candidates: `[pair]` each, arrays the model's own modules hold, in rad/token. They
+            are only used where they agree with `cos` and `sin`.
         scores: `[head, q_pos, k_pos]` What the host's `hook_attn_scores` says.
         pattern: `[head, q_pos, k_pos]` Attention after softmax.
         scale: What query-key products are multiplied by.

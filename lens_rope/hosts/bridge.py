@@ -284,7 +284,8 @@ class BridgeHost(Host):
         kind = type(self.model.blocks[layer].attn.original_component).__name__
         return UnsupportedModelError(
             f"cannot read layer {layer} of {self.model.cfg.model_name} ({kind}) on the "
-            f"TransformerBridge: {why}; try HookedTransformer for this model, or another model"
+            f"TransformerBridge: {why}; try HookedTransformer of transformer-lens 3.9, or another "
+            "model"
         )
 
 

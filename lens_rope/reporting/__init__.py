@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from lens_rope.reporting.source import ModelSource
 
 Format = Literal["html", "json", "csv"]
+"""What a report can be written as."""
+
 FORMATS: tuple[Format, ...] = get_args(Format)
+"""All formats; a report is written in each of them unless told otherwise."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -53,40 +53,52 @@ class Comparison:
         return matching.has_same_rotation(self.first, self.second)
 
     def to_dataframe(self) -> pd.DataFrame:
-        """One row per metric: `metric`, `unit`, `a` (the first), `b`, `difference` and `what`.
+        """One row per metric.
 
-        The difference is b minus a; `what` says in words what the metric is. Shares are in [0, 1].
-        A number that a report does not have is nan.
+        Columns: `metric`, `unit`, `a` (the first report), `b`, `difference` (b minus a), `what`
+        (the metric in words). Shares are in [0, 1]. A number that a report does not have is nan.
         """
         table = metric_table([self.first, self.second]).rename(columns={0: "a", 1: "b"})
         table["difference"] = table["b"] - table["a"]
         return table.reindex(columns=["metric", "unit", "a", "b", "difference", "what"])
 
     def layers(self) -> pd.DataFrame:
-        """One row per layer; see `lens_rope.reporting.matching.layer_rows` for the columns.
+        """One row per layer of either report.
 
-        Differences are nan where the two have different shapes.
+        Columns: `layer`, and for each number below one of the first report that ends in `_a`, one
+        of the second in `_b`, and one in `_difference`, b minus a: `sink_heads` (how many),
+        `mean_sink_share` (over heads), `features` (offset features), `rank90_pre`, `rank90_post`
+        (of the keys, in components), `offset_share` (of the rotated offset in the variance of the
+        keys), `query_partial`, `key_partial` (shares of the summed mean magnitude in partial
+        cycles). Differences are nan where the two have different shapes.
         """
         return matching.layer_rows(self.first, self.second)
 
     def heads(self) -> pd.DataFrame:
         """One row per head: pattern, shares and best pair of both, and the differences.
 
-        Differences are nan where the two have different shapes.
+        Columns: `layer`, `head`, and with the endings of those of `layers`: `pattern`,
+        `sink_share`, `previous_share`, `entropy`, `offset_offset`, `strength` and `best_pair` (of
+        the sink; -1 where there is none). The pattern and the best pair have no difference, but
+        there is `pattern_changed`. Differences are nan where the two have different shapes.
         """
         return matching.head_rows(self.first, self.second)
 
     def pairs(self) -> pd.DataFrame:
         """One row per layer and pair: magnitudes of both, and their ratio, b over a.
 
-        Empty where the two rotate at different frequencies.
+        Columns: `layer`, `pair`, `wavelength` (tokens), `cycles_a`, `cycles_b`; `query_a`,
+        `query_b`, `query_ratio`, `key_a`, `key_b`, `key_ratio` (mean length of the pair, activation
+        units). Empty where the two rotate at different frequencies.
         """
         return matching.pair_rows(self.first, self.second)
 
     def features(self) -> pd.DataFrame:
-        """One row per offset feature of either, with whether it is `kept`, `gained` or `lost`.
+        """One row per offset feature of either, the largest change of amplitude first.
 
-        Empty where the two rotate at different frequencies.
+        Columns: `layer`, `head`, `pair`, `change` (`kept`, `gained` or `lost`), `cycles`,
+        `amplitude_a`, `amplitude_b` (score units), `angle_a`, `angle_b` (rad). Empty where the two
+        rotate at different frequencies.
         """
         return matching.feature_rows(self.first, self.second)
 

@@ -171,14 +171,18 @@ class ReportData:
         return tuple(sorted(self.sinks, key=lambda sink: (-sink.share, sink.layer, sink.head)))
 
     def where(self, sink: SinkHead) -> str:
-        """What the key of a sink is called: its position, its token, and whether it is BOS."""
+        """What the key of a sink is called: its position, its token, and whether it is BOS.
+
+        Args:
+            sink: One of `sinks`.
+        """
         from lens_rope.sink_heads import sink_name  # here: it needs torch
 
         bos = [prompt.starts_with_bos for prompt in self.prompts]
         return sink_name(sink, self.token_at(sink.position), bos)
 
     def token_at(self, position: int) -> str | None:
-        """The token at a position as visible text; None where prompts have different ones there."""
+        """The token at `position` as visible text; None where prompts have different ones."""
         token = self.tokens[position] if position < len(self.tokens) else None
         return None if token is None else display_text(token)
 

@@ -28,8 +28,11 @@ def finish(result: ShardResult) -> ReportData:
     Args:
         result: All prompts of the report, merged; no model is needed any more.
 
+    Returns:
+        The numbers and sentences of the report; `Report(data).save(folder)` writes them.
+
     Raises:
-        InputError: A prompt is missing.
+        InputError: A prompt is missing, or none is rotated as the options say.
     """
     indices = [index for index, _ in result.prompts]
     first = result.first

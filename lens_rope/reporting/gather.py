@@ -117,6 +117,9 @@ def read_shard(
         total: How many prompts there are, for the progress.
         progress: Called as `progress(stage, done, total)`.
 
+    Returns:
+        What was read, as plain numbers that can be pickled.
+
     Raises:
         InputError: An option is out of range.
         PromptError: There is no prompt, or one is empty or longer than the model's context.

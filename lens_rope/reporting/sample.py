@@ -12,5 +12,8 @@ def sample_text() -> str:
 
     It was written for this purpose: prose, a list that comes back word for word, and names that
     repeat, so that heads which copy, look back or count distance have something to do.
+
+    Returns:
+        The text, which takes several hundred tokens in most models.
     """
     return files("lens_rope").joinpath("data/sample.txt").read_text(encoding="utf-8")

@@ -101,6 +101,9 @@ class SavedReport:
 
         Base rates and p-values of the bounds cannot be had for a part of the layers and are left
         out.
+
+        Args:
+            layers: Indices of the layers to keep.
         """
         kept = set(layers)
         if kept >= set(self.layers):

@@ -105,6 +105,12 @@ class ShardResult:
 def merge_shards(results: Iterable[ShardResult]) -> ShardResult:
     """Adds results up, whatever the order and however often they were merged before.
 
+    Args:
+        results: Results of one model with the same options, each of other prompts.
+
+    Returns:
+        One result that holds the prompts of all.
+
     Raises:
         InputError: There is nothing to merge, the results are of different models, options, layers
             or rotations, or hold the same prompt twice.

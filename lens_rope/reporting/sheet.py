@@ -20,9 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SheetFigure:
-    """A figure as a page needs it: `id` and `label` for the element, `json` for its script.
+    """A figure as a page needs it.
 
-    `title` is what its downloads are called.
+    Attributes:
+        id: Id of its element.
+        label: What a screen reader calls the element.
+        title: What its downloads are called.
+        height: Height of the element in pixels.
+        json: The figure for its script.
     """
 
     id: str

@@ -65,6 +65,9 @@ def show_head(
         start: First position of the window that is shown first; the others can be chosen.
         size: Tokens in a window, at most 64.
 
+    Returns:
+        The head over windows of the prompt. It shows itself in a notebook; `html()` is a page.
+
     Raises:
         InputError: The layer, head, prompt, a pair or the window is not there.
     """
@@ -91,10 +94,10 @@ class HeadDisplay:
         return f"{self.model}, layer {maps.rope.layer} head {maps.head} (key head {maps.kv_head})"
 
     def values(self) -> dict[str, Float[np.ndarray, "window window"]]:
-        """`[q_pos, k_pos]` of the first window by name: attention, score, pairs and the rest.
+        """`[window, window]` By name, query first: attention, score, pairs and the rest.
 
-        Attention is a share, all else in score units before soft-cap; nan where a query does not
-        see a key.
+        Of the first window. Attention is a share, all else in score units before soft-cap; nan
+        where a query does not see a key.
         """
         maps, split = self.maps, self.maps.split()
         score = split.scores()
@@ -111,7 +114,11 @@ class HeadDisplay:
         return shown
 
     def to_dataframe(self) -> pd.DataFrame:
-        """One row per query and key that it sees, in the first window."""
+        """One row per query and key that it sees, in the first window.
+
+        Columns: `query`, `key`, `query_token`, `key_token`, `attention` (share), `score`, one for
+        each pair or band that is shown, such as `pair 23`, and `the rest` (score units).
+        """
         import pandas as pd
 
         values = self.values()
@@ -128,7 +135,11 @@ class HeadDisplay:
         )
 
     def pairs_table(self) -> pd.DataFrame:
-        """One row per pair that is shown side by side, with what it does in the first window."""
+        """One row per pair that is shown side by side, with what it does in the first window.
+
+        Columns: `pair`, `wavelength` (tokens), `cycles`, `rms` (score units), `share` (of the
+        variance of the scores).
+        """
         import pandas as pd
 
         summary, rope = self.maps.split().by_pair(), self.maps.rope
@@ -144,7 +155,7 @@ class HeadDisplay:
         )
 
     def plot(self) -> go.Figure:
-        """The maps of the first window as one figure, see `views.head_map_figures`."""
+        """The maps of the first window as one figure."""
         from lens_rope.views.head_map_figures import head_map_figure
 
         return head_map_figure(self)

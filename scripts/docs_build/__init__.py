@@ -1,0 +1,1 @@
+"""Parts of the documentation that are made from the package itself when the site is built."""
