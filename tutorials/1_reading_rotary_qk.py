@@ -256,7 +256,7 @@ text = "The lighthouse has two clocks, and they have never agreed."
 names = [f"blocks.16.attn.hook_{name}" for name in ["q", "k", "rot_q", "rot_k", "attn_scores"]]
 tokens = model.to_tokens(text)
 _, cache = model.run_with_cache(tokens, names_filter=names)
-cache = {name.rpartition("hook_")[2]: value[0].detach() for name, value in cache.items()}
+cache = {name.rpartition("hook_")[2]: cache[name][0].detach() for name in names}
 pd.DataFrame([(name, tuple(value.shape)) for name, value in cache.items()]).set_axis(
     ["hook", "shape without batch"], axis=1
 )

@@ -231,16 +231,15 @@ Markdown(
     f"({removed.iloc[0, 0]:.2f} before, {removed.iloc[1, 0]:.2f} after), and key 0 loses all of "
     f"its own ({removed.iloc[0, 1]:.3f} before, {removed.iloc[1, 1]:.6f} after). So this pair "
     "does not choose among the words. It holds all of them down below key 0, so that key 0 is "
-    "there when no other key matches: an attention sink, the subject of [tutorial "
-    f"3](3_attention_sinks.py). Without pair {high} key {key} is left with "
-    f"{removed.iloc[2, 0]:.2f}."
+    f"there when no other key matches: an attention sink. Without pair {high} key {key} is left "
+    f"with {removed.iloc[2, 0]:.2f}."
 )
 
 # %% [markdown]
-# A number per pair that has this built in is the contribution *minus its mean over the keys that
-# the query sees*. For one query and one key this is the
-# [advantage](../docs/mathematics.md#advantage). It also sums to something known: the score minus
-# the row's mean score.
+# (How models make such sinks is the subject of [tutorial 3](3_attention_sinks.py).) A number per
+# pair that has this built in is the contribution *minus its mean over the keys that the query
+# sees*. For one query and one key this is the [advantage](../docs/mathematics.md#advantage). It
+# also sums to something known: the score minus the row's mean score.
 
 # %%
 gained = every[:, key] - every.mean(axis=1)
@@ -468,16 +467,17 @@ assert constancy > 0.8 > after
 Markdown(
     "After the rotation the keys lie all around the circle, as positions do. Before it they lie "
     f"together: whatever the token, the key of pair {high} points the same way. The length of "
-    "their mean over their mean length, the [constancy](../docs/glossary.md#constancy), is "
-    f"{constancy:.2f} before the rotation and {after:.2f} after it."
+    f"their mean over their mean length, the *constancy*, is {constancy:.2f} before the rotation "
+    f"and {after:.2f} after it."
 )
 
 # %% [markdown]
 # ## Offset and content: four parts by hand
 #
-# This suggests to write every query and key as a constant plus a rest. The constant is the mean
-# over tokens, the [*offset*](../docs/mathematics.md#offset-and-content) $\bar z$; the rest,
-# $z - \bar z$, is *content*. A product of two sums has four terms:
+# The [constancy](../docs/glossary.md#constancy) near 1 suggests to write every query and key as a
+# constant plus a rest. The constant is the mean over tokens, the
+# [*offset*](../docs/mathematics.md#offset-and-content) $\bar z$; the rest, $z - \bar z$, is
+# *content*. A product of two sums has four terms:
 #
 # - **offset·offset** depends on distance alone: it is purely positional;
 # - **offset·content**: what this key holds, seen by the mean query;

@@ -25,6 +25,7 @@ from mkdocs.structure.files import File
 from nbclient import NotebookClient
 
 from docs_build import llms, mathematics
+from lens_rope.views.layout import figure
 from lens_rope.views.libraries import packed
 from lens_rope.views.notebook import figures_output
 
@@ -213,11 +214,17 @@ def _site_link(match: re.Match[str]) -> str:
 
 
 def _figure(data: dict) -> str:
-    figure = go.Figure(data["data"], data["layout"])
-    meta = figure.layout.meta or {}
-    title = figure.layout.title.text or ""
-    figure.layout.meta = {"label": title or "Figure", **meta}
-    return figures_output("", [figure])
+    """A figure in the common style, which one that a cell makes by itself may lack in part."""
+    own = go.Figure(data["data"], data["layout"])
+    title = own.layout.title.text
+    shown = figure(height=own.layout.height or 380, label=title or "Figure")
+    if title:
+        shown.update_layout(margin={"t": 48})
+    shown.add_traces(own.data)
+    layout = own.layout.to_plotly_json()
+    layout.pop("template", None)
+    meta = {**shown.layout.meta, **layout.pop("meta", {})}
+    return figures_output("", [shown.update_layout(layout).update_layout(meta=meta)])
 
 
 def _library_file(code: str) -> tuple[str, str]:
