@@ -146,7 +146,15 @@ def _table(
         )
     for row in rows:
         table.add_row(*row)
-    # Cells are plain text, never markup, and columns keep their width when output is piped.
+    # Cells are plain text, never markup, and columns keep their width when output is piped. In a
+    # notebook, rich would show the table by itself besides.
     text = io.StringIO()
-    Console(file=text, width=WIDTH, markup=False, highlight=False, color_system=None).print(table)
+    Console(
+        file=text,
+        width=WIDTH,
+        markup=False,
+        highlight=False,
+        color_system=None,
+        force_jupyter=False,
+    ).print(table)
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"

@@ -21,7 +21,11 @@ from typing import TYPE_CHECKING
 import jupytext
 import nbformat
 import plotly.graph_objects as go
+from jupyter_client.kernelspec import KernelSpecManager
+from jupyter_client.manager import AsyncKernelManager
+from markdown.extensions.toc import nest_toc_tokens
 from mkdocs.structure.files import File
+from mkdocs.structure.toc import get_toc
 from nbclient import NotebookClient
 
 from docs_build import llms, mathematics
@@ -33,6 +37,7 @@ if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.files import Files
     from mkdocs.structure.pages import Page
+    from mkdocs.structure.toc import TableOfContents
 
 log = logging.getLogger("mkdocs.plugins.tutorials")
 
@@ -53,6 +58,7 @@ _CODE_CELL = re.compile(
     re.S,
 )
 _CODE_IN_PROSE = re.compile(r'<div class="highlight"><pre>(?P<code>.*?)</pre></div>', re.S)
+_HEADING = re.compile(r'<h([1-3]) id="([^"]+)">(.*?)<a class="headerlink"', re.S)
 _executed: dict[str, nbformat.NotebookNode] = {}
 
 
@@ -87,7 +93,7 @@ def execute(path: Path) -> nbformat.NotebookNode:
         NotebookClient(
             notebook,
             timeout=CELL_SECONDS,
-            kernel_name="python3",
+            km=AsyncKernelManager(kernel_name="python3", kernel_spec_manager=_this_python()),
             resources={"metadata": {"path": folder}},
         ).execute(env=environment)
         if left := sorted(entry.name for entry in Path(folder).iterdir()):
@@ -136,6 +142,7 @@ def finish(html: str, page: Page, files: Files, config: MkDocsConfig) -> str:
     html = _in_the_look_of_the_site(html)
     html = _share_libraries(html, page)
     html = _check_links(html, page, files)
+    page.toc = _contents(html)
     download = (
         f'<p class="tutorial-download"><a class="md-button" download '
         f'href="notebooks/{path.stem}.ipynb">Download this notebook</a></p>'
@@ -161,9 +168,28 @@ def _in_the_look_of_the_site(html: str) -> str:
     return re.sub(r'<a class="anchor-link"', '<a class="headerlink" title="Permanent link"', html)
 
 
+def _contents(html: str) -> TableOfContents:
+    """The table of contents by the headings as they are; mkdocs-jupyter leaves code out of them."""
+    tokens = [
+        {
+            "level": int(level),
+            "id": identifier,
+            "name": re.sub(r"<[^>]+>", "", text),
+            "children": [],
+        }
+        for level, identifier, text in _HEADING.findall(html)
+    ]
+    return get_toc(nest_toc_tokens(tokens))
+
+
 @cache
 def _scratch() -> tempfile.TemporaryDirectory:
     return tempfile.TemporaryDirectory(prefix="lens-rope-tutorials-")
+
+
+def _this_python() -> KernelSpecManager:
+    """Finds the kernel of this interpreter alone, not one that a user has installed elsewhere."""
+    return KernelSpecManager(kernel_dirs=[])
 
 
 @cache
@@ -218,7 +244,7 @@ def _figure(data: dict) -> str:
     own = go.Figure(data["data"], data["layout"])
     title = own.layout.title.text
     shown = figure(height=own.layout.height or 380, label=title or "Figure")
-    if title:
+    if own.layout.margin.t is None:  # room for the titles of the figure or of its parts
         shown.update_layout(margin={"t": 48})
     shown.add_traces(own.data)
     layout = own.layout.to_plotly_json()
