@@ -9,9 +9,9 @@ so the whole stretch from φ to φ + w L has to lie in there:
 - frequency: `w L ≤ π`, at most half a cycle over the context, because that is as long as it gets;
 - together: `φ + w L ≤ 3π/2`.
 
-The weaker form of the frequency bound is the partial cycle, `w L < 2π`. The claim that outlier
-features sit in partial cycles and above a minimum angle is that of "Rotary Offset Features in Large
-Language Models" (Jonasson 2025, arXiv 2503.01832); the derivation here is our own.
+The weaker form of the frequency bound is the partial cycle, `w L < 2π`. "Rotary Offset Features in
+Large Language Models" (Jonasson 2025, arXiv 2503.01832) derives bounds on the frequency and the
+least angle of these features; the derivation here is our own and need not give the same numbers.
 
 A share of features within a bound says little without its base rate, the share among all pairs.
 Heads share keys, and the heads of a layer their frequencies, so features are no independent

@@ -339,8 +339,10 @@ class SinkExplanation:
     def to_dataframe(self) -> pd.DataFrame:
         """One row per sink head.
 
-        Columns: `layer`, `head`, `position` (of the sink), `sink_share`, `advantage` (of the whole
-        score, score units), `best_pair` (-1 without pairs), its `wavelength` (tokens), `cycles` and
+        Columns: `layer`, `head`, `position` (of the sink), `sink_share` (`SinkHead.share`, over the
+        prompts in which the head has a sink: `sink_share_there` of `report.json`, whose
+        `sink_share` is `SinkHead.share_of_all`), `advantage` (of the whole score, score units),
+        `best_pair` (-1 without pairs), its `wavelength` (tokens), `cycles` and
         `band`, its `best_advantage`, of which `best_lift` and `best_push` (score units), and the
         sink share after removal: `share_without_best`, `share_without_two`, `control_share`
         (another pair, median).

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import importlib
 import re
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 from docs_build import llms, mathematics, report_schema, tutorials
 
@@ -21,6 +17,8 @@ if TYPE_CHECKING:
     from mkdocs.structure.nav import Navigation
     from mkdocs.structure.pages import Page
 
+# Pages that show a file of the repository.
+_SHOWN = {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
 _GENERATED = re.compile(r"^<!-- generated: (\w+) -->$", re.M)
 
 
@@ -45,6 +43,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         lambda match: importlib.import_module(f"docs_build.{match[1]}").markdown(), markdown
     )
     llms.keep(page, markdown)
+    if config.repo_url and page.file.src_uri in _SHOWN:
+        page.edit_url = f"{config.repo_url.rstrip('/')}/edit/main/{_SHOWN[page.file.src_uri]}"
     return markdown
 
 

@@ -19,6 +19,16 @@ ROOT = Path(__file__).parent.parent
 TUTORIALS = sorted(path.stem for path in (ROOT / "tutorials").glob("*.py"))
 
 
+# What a developer has set for a build of their own.
+_ENVIRONMENT = {
+    "LENS_ROPE_NO_EXECUTE": "",
+    "LENS_ROPE_REPO_URL": "https://example.org/lens_rope",
+    "LENS_ROPE_SECOND_MODEL": "",
+    "LENS_ROPE_SITE_URL": "",
+    "NO_MKDOCS_2_WARNING": "1",
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class Site:
     """A built site and what the build said."""
@@ -48,7 +58,7 @@ def build(shared: Path) -> Site:
             done = subprocess.run(
                 [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
                 cwd=ROOT,
-                env={**os.environ, "NO_MKDOCS_2_WARNING": "1", "LENS_ROPE_NO_EXECUTE": ""},
+                env={**os.environ, **_ENVIRONMENT},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,

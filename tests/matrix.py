@@ -150,7 +150,7 @@ def _row(read: Callable[[], RotaryCapture]) -> Row:
     return {
         "status": "read" if routes == ["hook_rot"] else "second route",
         "routes": routes,
-        "error_below": 10.0 ** math.ceil(math.log10(qk.max_relative_error)),
+        "error_below": 10.0 ** math.ceil(math.log10(qk.max_relative_error or 1e-16)),
         "tokens": len(qk.prompts[0]),
         "heads": qk.model.n_heads,
         "key_heads": qk.model.n_kv_heads,

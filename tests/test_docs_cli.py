@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import typer
-from docs_build import command_line
 from typer.testing import CliRunner
 
 import lens_rope.cli
+from docs_build import command_line
 from lens_rope import errors
 from lens_rope.cli import app
 

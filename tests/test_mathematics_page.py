@@ -20,8 +20,8 @@ from xml.etree import ElementTree
 import numpy as np
 import planted
 import pytest
-from docs_build.mathematics import mathml
 
+from docs_build.mathematics import mathml
 from lens_rope import ablation, models, verify
 from lens_rope.advantage import advantage
 from lens_rope.decomposition import decompose

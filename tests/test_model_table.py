@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import matrix
 import pytest
 import torch
-from docs_build import supported_models
 
+from docs_build import supported_models
 from lens_rope.verify import TOLERANCE
 
 DATA = Path(__file__).parents[1] / "docs" / "data"
@@ -21,20 +20,12 @@ COMMITTED = json.loads(PATH.read_text(encoding="utf-8")) if PATH.exists() else {
 needs_rows = pytest.mark.skipif(not COMMITTED, reason="this transformer-lens is not a tested set")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Tensors as small as these take longer to share out than to work on."""
-    n_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(n_threads)
-
-
 def assert_same(found: dict[str, Any], committed: dict[str, Any]) -> None:
     assert matrix.same(found) == matrix.same(committed), "run scripts/models and read what changed"
-    for row in (found, committed):
-        if "error_below" in row:
-            assert 0 < row["error_below"] <= TOLERANCE[torch.float32]
+    if "error_below" in found:
+        # Another processor may round across the border of a decade.
+        assert 0 < found["error_below"] <= 10 * committed["error_below"]
+        assert committed["error_below"] <= TOLERANCE[torch.float32]
 
 
 @needs_rows

@@ -71,17 +71,18 @@ def test_version_and_entry_point() -> None:
     assert metadata.version("lens-rope") == lens_rope.__version__
 
 
-@pytest.mark.parametrize(
-    "script",
-    [
-        "scripts/report",
-        "scripts/test",
-        "scripts/site",
-        "scripts/screenshot",
-        ".ci/run",
-        "scripts/_env.sh",
-    ],
-)
+SHELL = [
+    ".ci/run",
+    *(
+        path.relative_to(ROOT).as_posix()
+        for path in sorted((ROOT / "scripts").iterdir())
+        if path.is_file()
+        and (path.suffix == ".sh" or path.read_text("utf-8").startswith("#!/usr/bin/env bash"))
+    ),
+]
+
+
+@pytest.mark.parametrize("script", SHELL)
 def test_scripts_parse(script: str) -> None:
     path = ROOT / script
     subprocess.run(["bash", "-n", str(path)], check=True)

@@ -6,10 +6,11 @@ import re
 from pathlib import Path
 from xml.etree import ElementTree
 
+import markdown
 import pytest
-from docs_build import architecture, citing, contributing
 
 import lens_rope
+from docs_build import architecture, citing, contributing, supported_models
 
 ROOT = Path(__file__).parents[1]
 SVG = "{http://www.w3.org/2000/svg}"
@@ -126,6 +127,20 @@ def test_what_it_names_exists() -> None:
             assert whole in files | {"mkdocs.yml", "report.json"}, whole
         elif whole not in ("chromium", "chromedriver"):
             assert re.search(rf"\b{name}\b", code), whole
+
+
+# --- what the package says, on a page ---------------------------------------------------------
+
+
+def test_message_is_shown_as_it_is() -> None:
+    """Whatever a message holds, neither Markdown nor HTML reads it as its own."""
+    says = "a *b* **c** _d_ x_y_z `e` <f> :m: | [g](h) $i$ \"j\" \\* &amp; ~k~ 'l'"
+    shown = supported_models._inline(f"{says}\n  again")
+    table = f'| says | title |\n|---|---|\n| {shown} | <a title="{shown}">it</a> |'
+    root = ElementTree.fromstring(markdown.markdown(table, extensions=["tables", "pymdownx.emoji"]))
+    cell, other = root.iter("td")
+    assert cell.text == f"{says} again" and not list(cell)
+    assert other[0].get("title") == f"{says} again"
 
 
 # --- how to cite ------------------------------------------------------------------------------

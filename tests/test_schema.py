@@ -17,11 +17,11 @@ import jsonschema
 import pytest
 import torch
 import zoo
-from docs_build import report_schema, report_tables
 from planted import make_capture, named_heads, planted_capture, random_record
 from report_fixtures import random_capture, report_data, rope
 
 import lens_rope.sink_heads
+from docs_build import report_schema, report_tables
 from lens_rope.ablation import How
 from lens_rope.ablation_effects import ablation_report
 from lens_rope.bounds import BANDS, BOUNDS
@@ -348,7 +348,18 @@ def test_every_table_and_column_is_described(reports):
         assert f"### `{name}.csv`" in page
         for column, (unit, text) in table.columns.items():
             assert text.endswith(".") and unit in UNITS
-            assert f"| `{column}`{{ .name }} | {unit or ''} | {text} |" in page
+            cell = f"`{column}`{{ #{report_tables.anchor(name, column)} .name }}"
+            assert f"| {cell} | {unit or ''} | {text} |" in page
+
+
+def test_anchors_of_the_page_are_written_out_and_unique():
+    """An anchor that is derived from its heading would move with the words."""
+    page = report_schema.markdown() + "\n\n" + report_tables.markdown()
+    headings = re.findall(r"^####? .*", page, flags=re.M)
+    assert [line for line in headings if not re.search(r" \{ #\S+ \}$", line)] == []
+    ids = re.findall(r"\{ #(\S+)", page)
+    assert len(set(ids)) == len(ids) > 300
+    assert {"keys-of.sinks.heads", "table-sinks.band", "table-gallery_by_distance.pair_0"} <= {*ids}
 
 
 def test_numbers_in_tables_have_the_units_of_the_schema():

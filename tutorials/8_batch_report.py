@@ -145,6 +145,7 @@ pd.Series(
         if isinstance(value, (list, dict))
         else str(value)
         for key, value in report.items()
+        if key != "created"  # the time, which is the only value that differs between two runs
     },
     name="report.json",
 ).to_frame()

@@ -323,8 +323,9 @@ def _spectrum(data: ReportData) -> str:
         f"the layers' keys lie below {NEAR_ZERO:g} before RoPE and "
         f"{percent(found.near_zero_after)} after it; 90% of the variance takes "
         f"{number(found.rank_before)} dimensions before and {number(found.rank_after)} after "
-        f"(medians over layers; more in {found.ups} of {found.layers}). What rotation adds is the "
-        f"rotated offset alone: {percent(found.offset_share)} of the variance after it (median)."
+        f"(medians over layers; more in {found.ups} of {found.layers}). The variance that "
+        f"rotation adds is the rotated offset: {percent(found.offset_share)} of the variance after "
+        "it (median)."
     )
 
 

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import lens_rope
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "lens_rope"
 PICTURE = ROOT / "docs" / "images" / "architecture.svg"
@@ -162,7 +164,14 @@ def imports(name: str, source: str, known: set[str]) -> Iterator[Import]:
         for inner in ast.walk(outer)
     }
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        if isinstance(node, ast.ImportFrom) and node.level:
+            raise ValueError(f"lens_rope.{name} has a relative import; name the module in full")
+        if isinstance(node, ast.ImportFrom) and node.module == "lens_rope":
+            # A public name of the package stands for the module that has it.
+            targets = [
+                lens_rope._HOME.get(alias.name, f"lens_rope.{alias.name}") for alias in node.names
+            ]
+        elif isinstance(node, ast.ImportFrom) and node.module:
             targets = [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Import):
             targets = [alias.name for alias in node.names]

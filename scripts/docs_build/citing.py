@@ -19,6 +19,7 @@ USED_AT = {
     "2209.11895": "patterns",
     "2211.00593": "patterns",
     "2410.06205": "head-metrics",
+    "2609.39929": "head-metrics",
 }
 
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
-import pydoc
 import re
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import griffe
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.nav import Navigation
     from mkdocs.structure.pages import Page
 
+ROOT = Path(__file__).parents[2]
 log = logging.getLogger("mkdocs.plugins.llms")
 
 _QUESTION = re.compile(r"\*\*Question\.\*\*\s+(.+?)(?:\n\s*\n|$)", re.S)
@@ -45,7 +47,7 @@ def write(config: MkDocsConfig) -> None:
         if title != section:
             section = title
             listing.append(f"\n## {section}\n")
-        source = _sources[page.file.src_uri]
+        source = _sources.get(page.file.src_uri, "")  # a preview may render some pages only
         url = page.canonical_url or page.file.url
         listing.append(f"- [{page.title}]({url}): {_description(page, source)}")
         full.append(f"\n---\n\n{source.strip()}\n")
@@ -65,11 +67,34 @@ def _description(page: Page, source: str) -> str:
 
 
 def _docstring(match: re.Match[str]) -> str:
-    """What Python's own help says, in place of a block that only the site can fill in."""
-    target = pydoc.locate(match[1])
-    text = inspect.getdoc(target) or ""
-    try:
-        call = str(inspect.signature(target)) if callable(target) else ""  # type: ignore[arg-type]
-    except ValueError:
-        call = ""
-    return f"### {match[1]}\n\n```python\n{match[1].rpartition('.')[2]}{call}\n```\n\n{text}\n\n"
+    """What the docstrings say, in place of a block that only the site can fill in."""
+    found = _package()[match[1].removeprefix("lens_rope.")]
+    return f"{_described(found.final_target if found.is_alias else found, 3)}\n\n"
+
+
+@cache
+def _package() -> griffe.Module:
+    package = griffe.load("lens_rope", search_paths=[str(ROOT)], resolve_aliases=True)
+    assert isinstance(package, griffe.Module)
+    return package
+
+
+def _described(found: griffe.Object, level: int) -> str:
+    """The signature or the value of an object, its docstring, and the same of its members."""
+    if isinstance(found, griffe.Function):
+        code = found.signature()
+    elif isinstance(found, griffe.Attribute):
+        kind = f": {found.annotation}" if found.annotation else ""
+        code = f"{found.name}{kind}" + (f" = {found.value}" if found.value else "")
+    else:
+        code = f"class {found.name}"
+    parts = [f"{'#' * level} {found.path}", f"```python\n{code}\n```"]
+    if found.docstring:
+        parts.append(found.docstring.value)
+    if isinstance(found, griffe.Class):
+        parts += [
+            _described(member, level + 1)
+            for name, member in found.members.items()
+            if not name.startswith("_") and not member.is_alias
+        ]
+    return "\n\n".join(parts)

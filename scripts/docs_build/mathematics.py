@@ -37,7 +37,8 @@ def mathml(latex: str, display: bool) -> str:
         ElementTree.fromstring(element)
     except ElementTree.ParseError as exc:
         raise ValueError(f"cannot render the formula {latex!r}: {exc}") from exc
-    label = html.escape(" ".join(latex.split()), quote=True)
+    # In a table of Markdown, a bar would end the cell.
+    label = html.escape(" ".join(latex.split()), quote=True).replace("|", "&#124;")
     return element.replace("<math ", f'<math alttext="{label}" ', 1)
 
 

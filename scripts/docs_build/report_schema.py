@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.resources import files as resources
 from typing import Any
@@ -41,9 +42,9 @@ def markdown() -> str:
     parts = [
         f"All of this section is made from the JSON Schema (draft 2020-12) of this version: "
         f"[{FILE}]({FILE}), in the package `lens_rope/reporting/{FILE}`.",
-        "### Units",
+        "### Units { #units }",
         "\n".join(["| Unit | |", "|---|---|", *units]),
-        "### Single values",
+        "### Single values { #single-values }",
         _table(plain.items()),
     ]
     for name, inner in sections.items():
@@ -88,7 +89,8 @@ def _tables(paths: list[str], schema: Schema, root: Schema) -> Iterator[str]:
     if not inner:
         return
     if paths[0].count(".") or len(paths) > 1:
-        yield f"#### {', '.join(f'`{path}`' for path in paths)}"
+        heading = ", ".join(f"`{path}`" for path in paths)
+        yield f"#### {heading} {{ #keys-of.{_path(paths[0])} }}"
     yield _table(inner.items(), paths[0])
     # Keys that hold the same kind of object share a table.
     kinds: dict[str, list[str]] = {}
@@ -125,8 +127,12 @@ def _table(rows: Iterable[tuple[str, Schema]], section: str = "") -> str:
 
 
 def _anchor(section: str, name: str) -> str:
-    path = ".".join(["report", *([section] if section else []), name])
-    return path.replace("[]", "").replace(" ", "-")
+    return _path(".".join(["report", *([section] if section else []), name]))
+
+
+def _path(path: str) -> str:
+    """A path as an id of the page."""
+    return re.sub(r"[^\w.-]+", "-", path.replace("[]", "")).strip("-")
 
 
 def _kind(schema: Schema) -> str:

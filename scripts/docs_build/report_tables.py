@@ -177,7 +177,11 @@ TABLES: dict[str, Table] = {
         {
             **_HEAD,
             "position": ("index", "Position of the sink."),
-            "sink_share": (_SHARE, "Mean attention to it over the queries that see it."),
+            "sink_share": (
+                _SHARE,
+                "Mean attention to it over the queries that see it, in the prompts of the row: "
+                "`sink_share_there` of `report.json`, whose `sink_share` is over all prompts.",
+            ),
             "advantage": ("score units", "Score of the sink over the mean of all visible keys."),
             "best_pair": ("index", "The pair with the largest advantage; -1 without RoPE."),
             **_WAVE,
@@ -341,12 +345,17 @@ TABLES: dict[str, Table] = {
 """Every table by name, in the order in which a report writes them."""
 
 
+def anchor(table: str, column: str) -> str:
+    """The id of a column on the page, `table-sinks.band`; of several, that of the first."""
+    return f"table-{table}.{column.partition(',')[0]}"
+
+
 def markdown() -> str:
     """A table of columns per table."""
     parts = []
     for name, table in TABLES.items():
         lines = [
-            f"| `{c}`{{ .name }} | {unit or ''} | {text} |"
+            f"| `{c}`{{ #{anchor(name, c)} .name }} | {unit or ''} | {text} |"
             for c, (unit, text) in table.columns.items()
         ]
         parts += [

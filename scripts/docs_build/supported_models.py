@@ -134,7 +134,9 @@ CONFIGURATIONS = {
     "adjacent": Text("adjacent pairs", "`rotary_adjacent_pairs`"),
     "base-1e6": Text("another base", "`rotary_base`"),
     "partial": Text("partial rotary", "`rotary_dim=4` of 16"),
-    "partial-adjacent": Text("partial rotary, adjacent pairs", "both of these"),
+    "partial-adjacent": Text(
+        "partial rotary, adjacent pairs", "`rotary_dim=8` of 16, `rotary_adjacent_pairs`"
+    ),
     "grouped": Text("grouped-query attention", "`n_key_value_heads=2`"),
     "multi-query": Text("multi-query attention", "`n_key_value_heads=1`"),
     "grouped-expanded": Text("ungrouped keys", "`ungroup_grouped_query_attention`"),
@@ -313,8 +315,7 @@ def _cell(name: str, row: Row | None) -> str:
     if "says" in row:
         target = f"refused-{_anchor(name)}" if row["status"] == "refused" else "not-loaded"
         word = {"by name": "by hub name"}.get(row["status"], row["status"])
-        said = html.escape(_inline(row["says"]), quote=True).replace("|", "&#124;")
-        return f'<a href="#{target}" title="{said}">{word}</a>'
+        return f'<a href="#{target}" title="{_inline(row["says"])}">{word}</a>'
     title = (
         f"by {' and '.join(row['routes'])}, on {row['tokens']} tokens; relative error of a score "
         f"below {row['error_below']:.0e}"
@@ -364,7 +365,7 @@ def _not_loaded(rows: dict[str, dict[str, Row]]) -> str:
             continue
         # The end is the same for all, and is said once above.
         says = _inline(row["says"].removesuffix("; use backend='bridge'"))
-        others.append(f"| {text.name}, {text.rope} | {html.escape(says, quote=False)} |")
+        others.append(f"| {text.name}, {text.rope} | {says} |")
     return "\n\n".join(
         [
             '<a id="not-loaded"></a>`load_model` takes the bridge for these by itself '
@@ -390,5 +391,11 @@ def _anchor(name: str) -> str:
 
 
 def _inline(text: str) -> str:
-    """A message on one line."""
-    return " ".join(text.split())
+    """A message on one line, in which neither Markdown nor HTML finds anything of its own."""
+    one_line = html.escape(" ".join(text.split()), quote=False)
+    # Markdown leaves an underscore between letters alone, and a colon before a space.
+    return re.sub(
+        r"[\"*`|\\\[\]$~^]|:(?=[\w+-])|(?<!\w)_|_(?!\w)",
+        lambda match: f"&#{ord(match[0])};",
+        one_line,
+    )

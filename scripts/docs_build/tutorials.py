@@ -27,6 +27,7 @@ from markdown.extensions.toc import nest_toc_tokens
 from mkdocs.structure.files import File
 from mkdocs.structure.toc import get_toc
 from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
 from docs_build import llms, mathematics
 from lens_rope.views.layout import figure
@@ -80,7 +81,7 @@ def execute(path: Path) -> nbformat.NotebookNode:
     """A tutorial with its outputs, run in a kernel of its own and an empty directory.
 
     Raises:
-        nbclient.exceptions.CellExecutionError: A cell failed.
+        RuntimeError: A cell failed.
     """
     notebook = read(path)
     environment = {
@@ -90,12 +91,21 @@ def execute(path: Path) -> nbformat.NotebookNode:
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     }
     with tempfile.TemporaryDirectory() as folder:
-        NotebookClient(
+        client = NotebookClient(
             notebook,
             timeout=CELL_SECONDS,
-            km=AsyncKernelManager(kernel_name="python3", kernel_spec_manager=_this_python()),
+            km=AsyncKernelManager(
+                kernel_name="python3",
+                # The kernel of this interpreter alone, not one that a user installed elsewhere.
+                kernel_spec_manager=KernelSpecManager(kernel_dirs=[]),
+                transport="tcp" if os.name == "nt" else "ipc",
+            ),
             resources={"metadata": {"path": folder}},
-        ).execute(env=environment)
+        )
+        try:
+            client.execute(env=environment)
+        except (CellExecutionError, CellTimeoutError, DeadKernelError) as exc:
+            raise RuntimeError(f"{path.name} failed: {exc}") from exc
         if left := sorted(entry.name for entry in Path(folder).iterdir()):
             log.warning("%s leaves files behind: %s", path.name, ", ".join(left))
     for cell in notebook.cells:
@@ -159,12 +169,14 @@ def _in_the_look_of_the_site(html: str) -> str:
     match = _NOTEBOOK.search(html)
     if match is None:
         raise ValueError("mkdocs-jupyter wrote a notebook in another form than this build knows")
-    html = match[0]
+    html, n_cells = match[0], match[0].count("jp-CodeMirrorEditor")
     for pattern in (_CODE_CELL, _CODE_IN_PROSE):
-        html = pattern.sub(
+        html, n_found = pattern.subn(
             lambda match: f'<div class="highlight"><pre><code>{match["code"]}</code></pre></div>',
             html,
         )
+        if pattern is _CODE_CELL and n_found != n_cells:
+            raise ValueError(f"of {n_cells} cells with code, {n_found} have a form known here")
     return re.sub(r'<a class="anchor-link"', '<a class="headerlink" title="Permanent link"', html)
 
 
@@ -187,14 +199,8 @@ def _scratch() -> tempfile.TemporaryDirectory:
     return tempfile.TemporaryDirectory(prefix="lens-rope-tutorials-")
 
 
-def _this_python() -> KernelSpecManager:
-    """Finds the kernel of this interpreter alone, not one that a user has installed elsewhere."""
-    return KernelSpecManager(kernel_dirs=[])
-
-
-@cache
 def _package() -> bytes:
-    """Every file that an output can depend on."""
+    """A digest of the files of the package, on which every output depends."""
     digest = hashlib.sha256()
     for path in sorted((ROOT / "lens_rope").rglob("*")):
         if path.is_file() and path.suffix != ".pyc":
@@ -203,7 +209,7 @@ def _package() -> bytes:
 
 
 def _remembered(path: Path) -> nbformat.NotebookNode:
-    """Runs a tutorial once for as long as its text stays the same, which a preview gains from."""
+    """Runs a tutorial once for as long as it and the package stay the same, for a preview."""
     key = hashlib.sha256(path.read_bytes() + _package()).hexdigest()
     if key not in _executed:
         log.info("Running %s", path.name)
@@ -241,6 +247,8 @@ def _site_link(match: re.Match[str]) -> str:
 
 def _figure(data: dict) -> str:
     """A figure in the common style, which one that a cell makes by itself may lack in part."""
+    if data.get("frames"):
+        raise ValueError("a figure with frames would lose them")
     own = go.Figure(data["data"], data["layout"])
     title = own.layout.title.text
     shown = figure(height=own.layout.height or 380, label=title or "Figure")
