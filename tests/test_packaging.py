@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 import lens_rope
@@ -63,6 +64,19 @@ def test_tested_sets_differ_in_transformer_lens_alone(python: str) -> None:
     first, second = (pins(path, python) for path in SETS.values())
     differing = {n for n in first.keys() | second.keys() if first.get(n) != second.get(n)}
     assert differing == {"transformer-lens", "better-abc"}  # the latter is needed by 3.9 alone
+
+
+def test_the_tested_sets_install_on_the_first_release_of_this_python() -> None:
+    """Distributions ship early releases of a Python for years; Debian 12 has 3.11.2."""
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    first, pinned = f"{python}.0", pins(SETS["3.9"], python)
+    too_new = {
+        dist.name: dist.metadata["Requires-Python"]
+        for dist in metadata.distributions()
+        if canonicalize_name(dist.name) in pinned
+        and not SpecifierSet(dist.metadata["Requires-Python"] or "").contains(first)
+    }
+    assert too_new == {}
 
 
 def test_version_and_entry_point() -> None:

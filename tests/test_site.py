@@ -32,7 +32,9 @@ def test_every_page_is_built(site):
 
 def test_the_build_says_nothing_but_what_it_does(site):
     said = [line for line in site.output.splitlines() if not line.startswith("INFO")]
-    assert said == []
+    # A kernel says so on the stderr of the build, whatever is set.
+    known = "Kernel is running over TCP without encryption"
+    assert [line for line in said if known not in line] == []
 
 
 def test_no_link_is_dead(site):
@@ -130,7 +132,7 @@ def test_a_tutorial_that_fails_is_named(tmp_path):
 
 def test_no_number_about_a_model_is_typed_into_a_tutorial():
     """Numbers with a decimal point, percent sign or thousands in prose come from a cell."""
-    typed = re.compile(r"\d+\.\d{2,}|\d+(\.\d+)?\s*(%|per cent)|\d,\d{3}")
+    typed = re.compile(r"\d+\.\d{2,}|\d+(\.\d+)?\s*(%|per cent)|\d+,\d{3}")
     # Examples and definitions, which no model has a say in.
     defined = {"1,000", "9,999", "0.0001", "90 %", "10,000", "0.31", "0.29"}
     # Formulas, code, and the names of papers.

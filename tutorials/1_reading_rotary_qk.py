@@ -59,9 +59,11 @@ print(f"largest change of the output when the keys are shuffled: {change:.1e}")
 
 # %% [markdown]
 # To such a head, "the dog bit the man" and "the man bit the dog" hold the same keys. So position
-# has to enter somewhere. The first transformers added a position vector to each token's embedding.
-# Then content and position share one vector, and nothing in that form ties what a head learns at
-# position 10 to what it does at position 1,000.
+# has to enter somewhere. (A causal mask alone tells a model something about position, and some
+# models have layers that rely on it; but it says nothing directly about distance.) The first
+# transformers added a position vector to each token's embedding. Then content and position share
+# one vector, and nothing in that form ties what a head learns at position 10 to what it does at
+# position 1,000.
 #
 # What one would like is a score that depends on *what* the query holds, on *what* the key holds,
 # and on the *distance* between them, but not on where in the text the two stand. RoPE (Su et al.
@@ -104,7 +106,7 @@ panels
 # %% [markdown]
 # The numbers at the tips are positions. The arrow keeps its length: a rotation changes where a pair
 # points, and never how large it is. After a few tokens the fast arrow has gone most of the way
-# round, while the slow arrow has hardly left its place.
+# round, while the slow arrow has turned by 40 degrees.
 #
 # It is convenient to read the two components $a$ and $b$ as one complex number $z = a + jb$.
 # Turning by an angle $\theta$ is then multiplication by $e^{j\theta}$, and the
@@ -151,9 +153,13 @@ assert np.isclose(product(3, 1), product(10, 8)) and np.isclose(product(3, 1), p
 table
 
 # %% [markdown]
-# For this pair the score is a cosine over distance. Its height is the product of the two lengths,
-# and where it starts depends on the angle between query and key. Over a whole head the score is the
-# sum of one such cosine per pair.
+# For this pair the score is a cosine over the distance $\Delta = m - n$. Its height is the product
+# of the two lengths, and where it starts depends on the angle $\varphi$ between query and key
+# before they are turned:
+#
+# $$|z_q|\,|z_k| \cos(\varphi + w\Delta), \quad \varphi = \operatorname{arg}(z_q\overline{z_k})$$
+#
+# Over a whole head the score is the sum of one such cosine per pair, times a scale.
 
 # %% [markdown]
 # ## Many pairs, from fast to slow
@@ -393,10 +399,11 @@ qk
 #
 # - **score**: all contributions plus the pass-through, against the model's own scores. It catches a
 #   wrong scale, a wrong key head, and a bias or rescaling after the rotation.
-# - **pattern**: the softmax under mask, window, soft-cap and learned sinks as read, against the
-#   model's own attention. It catches a wrong mask or window and a missed soft-cap.
+# - **pattern**: the softmax under mask, window, soft-cap and learned sinks (a logit that takes part
+#   in the softmax and is no key; GPT-OSS) as read, against the model's own attention. It catches a
+#   wrong mask or window and a missed soft-cap.
 # - **norm**: each pair's length before and after the rotation. It catches a wrong pairing and a
-#   wrong attention factor.
+#   wrong attention factor (the common factor on lengths, 1 in most models).
 # - **angle**: each pair's turn, against `inv_freq × position`. It catches wrong frequencies and
 #   positions.
 #

@@ -13,8 +13,8 @@
 # %% [markdown]
 # # 2. One score, frequency by frequency
 #
-# **Question.** In SmolLM2-135M, head 0 of layer 16 reads "the tall oak clock" and sends almost all
-# of the attention of " clock" to " oak". Why so strongly, and why to that key?
+# **Question.** In SmolLM2-135M, head 0 of layer 16 reads "the tall oak clock" and sends most of
+# the attention of " clock" to " oak". Why so strongly, and why to that key?
 #
 # An attention score is a sum over rotary pairs, so the question can be put to each pair: how much
 # did *you* add? This page takes one score apart, and then takes care that the parts are read for
@@ -51,12 +51,14 @@ row["score"], row["attention"] = scores, attention
 row.sort_values("attention", ascending=False, ignore_index=True).head(6).round(4)
 
 # %%
-assert attention.argmax() == key
+rival = key - 1
+assert list(np.argsort(-attention)[:3]) == [key, rival, 0]
 Markdown(
     f"Query {query} gives {attention[key]:.0%} of its attention to key {key}. Yet the score is "
     f"{scores[key]:.2f}, not a large number. What is large is the gap: over all the keys that "
-    f"this query sees the mean score is {scores.mean():.1f}. Second, with {attention[0]:.0%}, "
-    f"comes the first token of the prompt. Its score is {scores[0]:.2f}. Keep both in mind."
+    f"this query sees the mean score is {scores.mean():.1f}. Second, with {attention[rival]:.0%}, "
+    f"comes the token before, key {rival}. Third, with {attention[0]:.0%}, is the first token of "
+    f"the prompt. Its score is {scores[0]:.2f}. Keep all this in mind."
 )
 
 # %% [markdown]
@@ -230,7 +232,7 @@ Markdown(
     f"Without pair {low}, the largest contribution of all, key {key} keeps most of its attention "
     f"({removed.iloc[0, 0]:.2f} before, {removed.iloc[1, 0]:.2f} after), and key 0 loses all of "
     f"its own ({removed.iloc[0, 1]:.3f} before, {removed.iloc[1, 1]:.6f} after). So this pair "
-    "does not choose among the words. It holds all of them down below key 0, so that key 0 is "
+    "does not choose among the words. It holds all of them down against key 0, so that key 0 is "
     f"there when no other key matches: an attention sink. Without pair {high} key {key} is left "
     f"with {removed.iloc[2, 0]:.2f}."
 )
@@ -255,6 +257,18 @@ Markdown(
     f"mean of its row, and {gained[best].sum():.1f} of them come from pairs "
     f"{', '.join(str(pair) for pair in best)}. Pair {low}, first by size, gives "
     f"{gained[low]:.2f}."
+)
+
+# %%
+over_rival, over_first = every[:, key] - every[:, rival], every[:, key] - every[:, 0]
+assert np.argmax(over_rival) == high and np.argmin(over_first) == low
+Markdown(
+    "The mean of the row is one yardstick, a rival another. Over the nearest rival, key "
+    f"{rival} (“{tokens[rival].strip()}”), key {key} leads by {over_rival.sum():.1f}: pair "
+    f"{high} alone makes {over_rival[high]:+.1f}, and all other pairs together "
+    f"{over_rival.sum() - over_rival[high]:+.1f}. Over key 0 it leads by "
+    f"{over_first.sum():.1f}. Against that rival pair {low} counts {over_first[low]:+.1f}, and the "
+    f"others have to make up for it, pair {high} with {over_first[high]:+.1f}."
 )
 
 # %% [markdown]
@@ -349,8 +363,9 @@ profile
 
 # %% [markdown]
 # The total has its peak at distance 1, the previous token. The curve of the fastest pair shows why
-# one pair is not enough: it has peaks at every multiple of its wavelength, about 6.3 tokens. Yet
-# the head does not attend to the key seven tokens back. What prevents it?
+# one pair is not enough: its peaks repeat every wavelength, about 6.3 tokens, so from distance 1
+# the next is near 7, then 14. Yet the head does not attend to the key seven tokens back. What
+# prevents it?
 
 # %%
 fast, partial = rope.wavelength < 32, rope.cycles < 1
@@ -373,20 +388,27 @@ assert np.allclose(by_band["total"], profile.total[shown], atol=1e-3)
 by_band.round(2)
 
 # %%
-near, seven = by_band.loc[1], by_band.loc[7]
+near, seven, twenty = by_band.loc[1], by_band.loc[7], by_band.loc[20]
 names = list(by_band.columns[1:4])
+assert twenty.iloc[0] > 0.9 * near.iloc[0] and twenty[names[0]] > 0.75 * near[names[0]]
+assert twenty[names[1]] < 0.25 * near[names[1]]
 Markdown(
     f"From distance 1 to distance 7 pair {high} loses {near.iloc[0] - seven.iloc[0]:.1f}. The "
     f"fast band as a whole loses {near[names[0]] - seven[names[0]]:.1f}: its other pairs have "
     "other wavelengths, agree at distance 1 and no longer at 7. The middle band loses "
     f"{near[names[1]] - seven[names[1]]:.1f}. The partial cycles lose "
     f"{near[names[2]] - seven[names[2]]:.1f}; they stand near {by_band[names[2]].mean():.0f} at "
-    "all of these distances."
+    f"all of these distances.\n\nAt distance 20 it is the other way round: pair {high} has come "
+    f"back, and the fast band nearly so ({twenty[names[0]]:.1f} of {near[names[0]]:.1f}). By then "
+    f"the middle band has lost {near[names[1]] - twenty[names[1]]:.1f} of its "
+    f"{near[names[1]]:.1f}, and the total stays {near['total'] - twenty['total']:.1f} below "
+    "that of distance 1."
 )
 
 # %% [markdown]
-# Several clocks that agree at one moment only: that is how a sum of waves makes a single peak.
-# *Bands* are only sums of pairs. The borders chosen here (32 tokens, one cycle) are ours.
+# Several clocks that all agree at one moment only: where fast ones meet again, slower ones have
+# moved on. That is how a sum of waves makes a single peak. *Bands* are only sums of pairs. The
+# borders chosen here (32 tokens, one cycle) are ours.
 
 # %% [markdown]
 # ## The same two vectors, elsewhere
@@ -404,7 +426,7 @@ curve
 lower = int((curve.total < curve.score - 1e-9).sum())
 assert curve.distance[curve.total.argmax()] == query - key
 Markdown(
-    f"Of the {len(curve.distance):,} distances in the context, the score is highest at "
+    f"Of the distances 0 to {int(curve.distance[-1]):,} the score is highest at "
     f"{int(curve.distance[curve.total.argmax()])}, where the two stand, and lower at all the "
     f"other {lower:,}. At distance 2 it would be {curve.total[2]:.2f}, at distance 100 "
     f"{curve.total[100]:.2f}. So it is not the word “oak” by itself that draws this query: it has"
@@ -539,10 +561,11 @@ both
 
 # %% [markdown]
 # The two curves nearly coincide. Do not take that for more than it is: content has mean zero by
-# construction, so in a mean over hundreds of queries and keys it cancels, in this head as in
-# others. How much of the *single* scores follows the curve is another question. It has the same
-# answer as before, a share of the variance within rows, now of offset·offset and over all keys but
-# the first:
+# construction, so in a mean over hundreds of queries and keys the two mixed parts cancel in any
+# head, and content·content cancels too where what stands at that distance is unrelated. (In heads
+# that match tokens it does not: neighbours resemble each other.) How much of the *single* scores
+# follows the curve is another question. It has the same answer as before, a share of the variance
+# within rows, now of offset·offset and over all keys but the first:
 
 # %%
 distances = positions[:, None] - positions[None, :]
@@ -575,8 +598,8 @@ Markdown(
 #   mean that the head avoids the key: the same amount may be taken from every key.
 # - The softmax needs differences between keys. The largest contribution to this score decided
 #   little among the words, and a pair with a smaller one decided most.
-# - Many waves make one peak: fast pairs agree at distance 1, and disagree where the fastest alone
-#   would be fooled.
+# - Many waves make one peak: where the fastest pair would be fooled, the other fast pairs differ
+#   (distance 7) or the middle ones have fallen (distance 20).
 # - In this head, nearly all of that comes from two mean vectors and the distance between tokens.
 #
 # Not shown:
@@ -586,7 +609,7 @@ Markdown(
 #   For that, [`ablate_frequencies`](../docs/api/ablation.md) runs the model.
 # - That the attention matters for the output. A split of scores describes where a head looks, not
 #   what it moves from there, nor whether anything later uses it.
-# - Anything causal about means and shares. They are correlations over one text of a few hundred
-#   tokens.
+# - Anything causal about means and shares. They describe scores after the fact, over one text of a
+#   few hundred tokens; they do not say what the model would do without the pair.
 #
 # Next: [attention sinks](3_attention_sinks.py), and how slow pairs make them.

@@ -88,9 +88,9 @@ figure.update_layout(
 )
 
 # %% [markdown]
-# **What to look at.** The first column. Whatever the query is, most of its attention goes to
-# position 0, the beginning-of-sequence token (BOS). Such a key is called an *attention sink* (Xiao
-# et al. 2023, [arXiv 2309.17453](https://arxiv.org/abs/2309.17453)).
+# **What to look at.** The first column. For most queries, most of the attention goes to position 0,
+# the beginning-of-sequence token (BOS). Such a key is called an *attention sink* (Xiao et al. 2023,
+# [arXiv 2309.17453](https://arxiv.org/abs/2309.17453)).
 #
 # To say how strong a sink is, take the mean of the attention $P$ to a key $n$ over all queries that
 # can see it:
@@ -147,7 +147,7 @@ places.reset_index()
 # Sinks are no rarity in this model, and not all of them are BOS. In some early layers the sink is
 # an ordinary word. Is it its position that matters, or the token? Put other texts in front of the
 # same layers: two passages that begin elsewhere, and the sample text with every “the” replaced by
-# “a”.
+# “a”. (128 tokens here, so the counts differ from those above.)
 
 # %%
 elsewhere = found[found["position"] > 0]
@@ -201,7 +201,9 @@ scores = split.scores().astype(np.float64)  # nan where the query does not see t
 queries = np.arange(1, N_TOKENS)  # the first query has no choice
 at_sink = scores[queries, 0]
 others = np.array([scores[m, 1 : m + 1].mean() for m in queries])
-gap = np.log((N_TOKENS - 1) * sink.share / (1 - sink.share))
+gap, gap_last = (
+    np.log((N_TOKENS - 1) * part / (1 - part)) for part in (sink.share, pattern[-1, 0])
+)
 
 figure = go.Figure()
 for values, name, colour in (
@@ -216,8 +218,11 @@ display(
     Markdown(
         f"With {N_TOKENS - 1} equal rivals a share of {sink.share:.2f} takes a gap of {gap:.1f} "
         f"score units. For the last query of this text the gap to the mean of the others is "
-        f"{at_sink[-1] - others[-1]:.1f}. The sink's own score hardly moves: {at_sink.mean():.1f} "
-        f"on average, with a standard deviation of {at_sink.std():.1f}."
+        f"{at_sink[-1] - others[-1]:.1f}. It gives the sink {pattern[-1, 0]:.2f}, for which equal "
+        f"rivals would take {gap_last:.1f}. The rest is that rivals are not equal: the softmax is "
+        f"ruled by the highest of them, not by their mean, so a gap to the mean overstates the "
+        f"lead. The sink's own score hardly moves: {at_sink.mean():.1f} on average, with a "
+        f"standard deviation of {at_sink.std():.1f}."
     )
 )
 figure
@@ -240,9 +245,9 @@ figure
 # $$
 #
 # A positive lift raises the sink, a positive push holds the keys at large down. Summed over all
-# pairs this is the same gap of the whole score, exactly
-# ([advantage](../docs/mathematics.md#advantage)). Here it is from its definition, beside what the
-# package says.
+# pairs this is, exactly, the same kind of gap, now to the mean of all visible keys, the sink among
+# them ([advantage](../docs/mathematics.md#advantage)). Here it is from its definition, beside what
+# the package says.
 
 # %%
 contributions = split.contributions().astype(np.float64)  # [pair, q_pos, k_pos]
@@ -256,8 +261,8 @@ assert np.allclose(advantage, sink.advantage.pairs, atol=1e-3)  # and the packag
 
 Markdown(
     f"The sink of layer {LAYER} head {HEAD} has an advantage of **{total:.2f}** score units: "
-    f"{lift.sum():.2f} by lifting it and {push.sum():.2f} by pushing the others down. The sum "
-    f"over the {len(advantage)} pairs is {advantage.sum():.2f}."
+    f"{lift.sum():.2f} by lifting it and {push.sum():.2f} by pushing the keys at large down. The "
+    f"sum over the {len(advantage)} pairs is {advantage.sum():.2f}."
 )
 
 # %% [markdown]
@@ -293,8 +298,9 @@ print(next(said for said in sinks.sentences() if said.startswith(f"Layer {LAYER}
 # ## How a pair holds everything else down
 #
 # Read a pair as a complex number: $z_q$ for a query and $z_k$ for a key, before rotation. Over
-# tokens each has a mean, the *offset* $\bar z$. The offsets alone contribute a cosine of the
-# distance $\Delta = m - n$ ([derivation](../docs/mathematics.md#offset-and-content)):
+# tokens each has a mean, the *offset* $\bar z$. Put the two offsets in place of $z_q$ and $z_k$ and
+# multiply by the model's scale: what they contribute is a cosine of the distance $\Delta = m - n$
+# ([derivation](../docs/mathematics.md#offset-and-content)):
 #
 # $$A \cos(\varphi + w \Delta)$$
 #
@@ -473,25 +479,29 @@ stand = found[found["share_without_best"] >= 0.1]
 slow = (found["cycles"] <= 0.5).mean()
 assert slow == 1  # every best pair is a slow one
 rate = np.mean([entry.rope.cycles <= 0.5 for entry in sinks.heads])
+# A pair beside the best that would do as well, the sink falling below the threshold:
+rivals = sum(np.delete(e.share_without, e.best_pair).min() < 0.3 for e in sinks.heads)
 display(
     Markdown(
         f"In {slow:.0%} of the sink heads the best pair turns at most half a cycle over the "
         f"context; {rate:.0%} of all pairs do. {len(found) - len(stand)} of the {len(found)} "
         f"sinks fall below 0.1 without it, and the control keeps more than half of the share in "
-        f"{(found['control_share'] > found['sink_share'] / 2).sum()}. These are the {len(stand)} "
-        f"exceptions:"
+        f"{(found['control_share'] > found['sink_share'] / 2).sum()}. In {rivals} heads some "
+        f"other single pair, taken alone, also brings the share below the threshold of 0.3: the "
+        f"median says what a *typical* pair does. These are the {len(stand)} sinks that do not "
+        f"fall below 0.1:"
     )
 )
 columns = ["layer", "head", "position", "sink_share", "best_pair"]
 stand[[*columns, "share_without_best", "share_without_two", "control_share"]].round(3)
 
 # %% [markdown]
-# In the exceptions the sink rests on more than one pair: see the column without the two best.
+# In these the sink rests on more than one pair: see the column without the two best.
 #
 # Be careful with what this shows. The pair was *chosen* for its large advantage, so that the share
-# falls is close to arithmetic; what is not arithmetic is that one pair is nearly always enough,
-# that it is a slow one, and that another pair does not do. And nothing in the model answered. To
-# let it, change the model.
+# falls is close to arithmetic; what is not arithmetic is that one pair is nearly always enough, and
+# that it is a slow one. A typical other pair does next to nothing; a strong one often ends the sink
+# as well. And nothing in the model answered. To let it, change the model.
 #
 # ## Taking it away in the running model: one head
 #
@@ -529,8 +539,8 @@ for said in report.sentences():
 report.plot()
 
 # %% [markdown]
-# One pair in each of these heads, and the loss rises far more than with as many random pairs. Two
-# things are worth a second look.
+# One pair in each of these heads, and the loss rises far more than with as many random pairs. (They
+# are not matched in size; the last table has larger ones.) Two things are worth a second look.
 #
 # *The model does not follow the arithmetic any more.* Each layer now reads what changed layers
 # wrote, so its queries and keys are others.
@@ -550,16 +560,17 @@ grew[["layer", "head", "sink_before", "sink_after", "share_without_best"]].round
 # %% [markdown]
 # *A higher loss does not say what the pair is for.* Setting a pair to zero takes away its constant
 # part, its variation from token to token, and its rotation. Which of them does the model miss? Two
-# other interventions tell:
+# other interventions take away less:
 #
-# - `how="mean"` sets the pair of every query to its offset. The constant part and the rotation
-#   stay; what varies is gone.
+# - `how="mean"` sets the pair of every query to its offset. The constant part of the query and the
+#   rotation stay; what varies in the query is gone. The keys stay as they are.
 # - `how="unrotate"` leaves the values as they are and stops the pair from turning, in queries and
 #   keys. Heads of one group share their keys, so the pair has to be named for all heads of the
 #   group.
 #
-# Inside the context the model is a TransformerLens model as ever, so we read its loss and its
-# patterns with `run_with_cache`.
+# And a better control: zero in each head the pair that contributes most (root mean square) among
+# the others. Inside the context the model is a TransformerLens model as ever, so we read its loss
+# and its patterns with `run_with_cache`.
 
 
 # %%
@@ -588,6 +599,15 @@ for at, some in grouped.items():
         random_pairs[leader] = [int(pair) for pair in rng.choice(rest, len(some), replace=False)]
     random_pairs[at] = random_pairs[leader]
 
+largest_other, sizes = {}, []  # rms of contributions, relative to that of the best pair
+for s in sinks.heads:
+    rms = lr.decompose(qk, s.layer, s.head).by_pair().rms
+    rest = np.delete(np.arange(len(rms)), s.best_pair)
+    other_pair = int(rest[rms[rest].argmax()])
+    largest_other[s.layer, s.head] = [other_pair]
+    sizes.append([rms[other_pair], np.median(rms[rest])] / rms[s.best_pair])
+largest_size, typical_size = np.median(sizes, axis=0)
+
 token_ids = torch.tensor([qk.prompts[0].token_ids])
 
 
@@ -613,6 +633,7 @@ losses["zero: random pairs (mean of the draws)"] = (
     report.collapsed().control_collapsed,
 )
 for name, pairs_now, how, offsets in (
+    ("zero: the largest other pair of each head", largest_other, "zero", None),
     ("mean: best pairs", sinks.best_pairs(), "mean", features),
     ("unrotate: best pairs, in their groups", grouped, "unrotate", None),
     ("unrotate: random pairs, in the same groups", random_pairs, "unrotate", None),
@@ -623,25 +644,29 @@ for name, pairs_now, how, offsets in (
 table = pd.DataFrame(losses, index=["loss (nats/token)", "sinks below 0.1"]).T
 table.round(3)
 
-# %% [markdown]
-# **What to look at.** Compare with the first row.
-#
-# - With the queries' pair at its *mean*, the sinks stay and most of the loss comes back. What the
-#   sinks stand on is the constant part: these queries ask the same of the keys at every token.
-# - With the best pairs *freed from rotation* the loss hardly moves, and freeing random pairs costs
-#   more. On a text of this length these pairs are used as a fixed direction, not as a clock. They
-#   are the pairs that RoPE leaves almost alone, and that is what makes them fit for this.
-
 # %%
-base = report.loss_before
-zeroed, mean_loss = table["loss (nats/token)"].iloc[[1, 3]]
-freed, freed_random = table["loss (nats/token)"].iloc[[4, 5]]
-assert freed - base < 0.5 * (freed_random - base)
+loss, ended = table["loss (nats/token)"], table["sinks below 0.1"]
+base, zeroed, by_chance, by_size, mean_loss, freed, freed_random = loss
+assert ended.iloc[1] > 2 * ended.iloc[3] and by_size > by_chance
+assert by_chance < mean_loss < by_size
 assert mean_loss - base < 0.5 * (zeroed - base)
+assert freed - base < 0.5 * (freed_random - base)
+first_turning = min(pair for pairs in sinks.best_pairs().values() for pair in pairs)
+deg = np.degrees(rope.inv_freq[first_turning] * (N_TOKENS - 1))
 Markdown(
-    f"In numbers: zeroing costs {zeroed - base:.2f} nats per token, keeping only the mean "
-    f"{mean_loss - base:.2f}, freeing from rotation {freed - base:.3f} (random pairs: "
-    f"{freed_random - base:.2f})."
+    f"""**What to look at.** Compare with the first row.
+
+- *Size counts.* Zeroing the best pairs costs {zeroed - base:.2f} nats per token, random pairs
+  {by_chance - base:.2f}. But most pairs contribute little: the median pair has {typical_size:.2f}
+  of the best pair's size. The largest other pairs, at {largest_size:.2f} of it, cost
+  {by_size - base:.2f}. They end far fewer sinks, {ended.iloc[3]:.0%} against {ended.iloc[1]:.0%}.
+- With the queries' pair at its *mean*, the sinks stay and most of the loss comes back. What the
+  sinks need is the constant part of the *query*: it asks the same of the keys at every token. Its
+  variation is worth another {mean_loss - base:.2f}, more than as many random pairs zeroed.
+- With the best pairs *freed from rotation* the loss hardly moves ({freed - base:.3f}). It could
+  not: over {N_TOKENS} tokens the fastest of them turns by {deg:.0f} degrees. So this does not tell
+  a fixed direction from a slow clock; that would need a text near the length of the context. Random
+  pairs, fast ones among them, do turn, and freeing them costs more ({freed_random - base:.2f})."""
 )
 
 # %% [markdown]
@@ -653,9 +678,10 @@ Markdown(
 # - In the head we looked at, two slow pairs make nearly all of it: one by holding the other keys
 #   down and lifting BOS, one by a push that BOS escapes. In every sink head the best pair is a slow
 #   one.
-# - Taking that pair away ends most sinks, on paper and in the running model, and random other pairs
-#   do not. What counts is the constant part of the pair; within this length its rotation counts for
-#   little.
+# - Taking that pair away ends most sinks, on paper and in the running model, and random other
+#   pairs, most of which contribute little, do not. Large other pairs cost much as well, and end
+#   fewer sinks.
+# - What the sinks need is the constant part of the query in that pair.
 #
 # Not shown:
 #
@@ -664,6 +690,10 @@ Markdown(
 #   pair is seldom the whole sink.
 # - That heads are independent. Several query heads share a key head, so the number of sink heads is
 #   not a number of independent cases.
+# - That the best pair is special beyond its size. The random pairs are not matched in size, and the
+#   largest other pairs, whose loss comes nearer, are still smaller than the best.
+# - Whether these pairs serve as a fixed direction or as a slow clock: over this length they hardly
+#   turn.
 # - That the loss rises *because* the sinks are gone. Zeroing takes the pair away at all keys, and
 #   later layers have never seen what they then read.
 # - Why BOS, or in early layers the first “the”, has such different keys. Here that is where the

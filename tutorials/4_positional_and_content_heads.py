@@ -122,10 +122,17 @@ figure.update_layout(
 # ## A text to measure induction on
 #
 # Ordinary text repeats words, but then position, grammar and topic all point to the same keys.
-# Random tokens that come three times leave one reason only to attend to the token after an earlier
-# copy. With `model=`, `explain_heads` runs such a prompt of its own (BOS and 48 random tokens,
-# three times) and takes the masses that need a repeat from there. All else is measured on the
-# capture.
+# Random tokens that come three times leave two reasons to attend to the token after an earlier
+# copy: the tokens, or a fixed distance. For one head the second is excluded below, with another
+# period; the names do not exclude it. With `model=`, `explain_heads` runs such a prompt of its own
+# (BOS and 48 random tokens, three times) and takes the masses that need a repeat from there. All
+# else is measured on the capture.
+#
+# In the second table, `strength` is what the name rests on (for *mixed*, the largest mass of any
+# target) and `base_rate` is the same under uniform attention, where there is one. `pair` is the
+# pair with the largest advantage. The *advantage* of a target is its mean score minus the mean
+# score of all keys that the query sees, averaged over queries; it splits exactly over pairs. A head
+# that is not named after a target is asked about the keys that it attends to.
 
 # %%
 heads = lr.explain_heads(qk, model=model)
@@ -142,6 +149,8 @@ heads.plot()
 # layers, and only a few heads are clean previous-token or induction heads. The column `also` in the
 # table holds further names that a head has earned; the name is the most specific one. A head whose
 # attention rests on BOS until there is something to copy is an induction head *and* a sink head.
+# The number of sink heads differs from tutorial 3 for this reason, and because it reads fewer
+# tokens.
 #
 # ### A name is a threshold
 #
@@ -221,8 +230,9 @@ figure.update_yaxes(title="content·content (matching)")
 figure.update_layout(legend={"orientation": "h", "y": 1.15})
 
 # %% [markdown]
-# **What to look at.** The names were given by attention and these shares by the split of the
-# scores, and for the most part they agree: previous-token heads lie at the lower right, induction
+# **What to look at.** The names (all but *content*, which asks for a low offset·offset share) were
+# given by attention and these shares by the split of the scores, and for the most part they agree:
+# previous-token heads lie at the lower right, induction
 # and duplicate-token heads at the upper left. Most content heads are low on both axes: their main
 # part is offset·content, a taste for some keys that does not depend on the query. Sink heads are
 # spread out, because with the sink left out this shows what they do beside resting.
@@ -236,6 +246,7 @@ previous = heads.head(LAYER, HEAD)
 gain = previous.advantage
 strongest = list(gain.strongest(5))
 assert np.isclose(gain.pairs.sum() + gain.pass_through, gain.total)
+assert previous.offset_shares[0] > 0.9  # nearly all of the variance is position
 display(
     Markdown(
         f"Layer {LAYER} head {HEAD} gives {previous.previous_share:.0%} of its attention to the "
@@ -308,9 +319,10 @@ figure
 # **What to look at.** On the left, the two fastest pairs have a crest close to distance 1 (the
 # dotted line) and tell it from its neighbours. The third falls slowly with distance, which favours
 # near keys over the later crests of the fast ones. On the right the dots are the mean score that
-# the head really gives at each distance, and the line is the sum of the cosines. They agree:
-# neither query nor key is looked at, distance decides. Pair by pair, measured beside predicted, at
-# the first distances:
+# the head really gives at each distance, and the line is the sum of the cosines. They agree, as
+# such means do in many heads, content heads included ([tutorial 2](2_one_score.py)). That distance
+# decides the *single* scores as well is what the offset·offset share above says. Pair by pair,
+# measured beside predicted, at the first distances:
 
 # %%
 top = strongest[0]
@@ -338,36 +350,53 @@ Markdown(
 # %% [markdown]
 # ### Does the model use it in this way?
 #
-# An advantage is a correlation between a pair and where attention goes. An intervention is
-# stronger: run the model with the strongest pair of this one head set to zero, and with a random
-# other pair instead.
+# An advantage describes scores after the fact; it does not say what the model would do without the
+# pair. An intervention does: run the model with the strongest pair of this one head set to zero,
+# with the second strongest, and with a random other pair instead.
 
 # %%
+runner_up = strongest[1]
 report = lr.ablation_report(model, text, {(LAYER, HEAD): [top]}, max_tokens=256, controls=2)
-effect = report.heads[0]
+next_report = lr.ablation_report(
+    model, text, {(LAYER, HEAD): [runner_up]}, max_tokens=256, controls=1
+)
+effect, next_effect = report.heads[0], next_report.heads[0]
 assert effect.previous_after < 0.5 * effect.previous_before
+assert effect.previous_after < next_effect.previous_after < 0.8 * effect.previous_before
 assert effect.previous_control > 0.9 * effect.previous_before
 pd.DataFrame(
     {
         "attention to the token before": [
             effect.previous_before,
             effect.previous_after,
+            next_effect.previous_after,
             effect.previous_control,
         ],
-        "sink share": [effect.sink_before, effect.sink_after, effect.sink_control],
+        "sink share": [
+            effect.sink_before,
+            effect.sink_after,
+            next_effect.sink_after,
+            effect.sink_control,
+        ],
         "loss (nats/token)": [
             report.loss_before,
             report.loss_after,
+            next_report.loss_after,
             float(np.median(report.loss_controls)),
         ],
     },
-    index=["as it is", f"without pair {top}", "without a random pair (median)"],
+    index=[
+        "as it is",
+        f"without pair {top}",
+        f"without pair {runner_up}",
+        "without a random pair (median of two draws)",
+    ],
 ).round(3)
 
 # %% [markdown]
 # Without its strongest pair the head does not find the token before any more and rests on its sink,
-# and the whole model gets worse by the loss of one pair in one head. A random pair of the same head
-# changes next to nothing.
+# and the whole model gets worse by the loss of one pair in one head. A random pair (two draws)
+# changes next to nothing; the second strongest costs part of the habit.
 #
 # ## An induction head, taken apart
 #
@@ -378,9 +407,9 @@ pd.DataFrame(
 rng = np.random.default_rng(0)
 special = set(model.tokenizer.all_special_ids)
 usable = [token for token in range(model.cfg.d_vocab) if token not in special]
-strong = table[table["pattern"] == "induction"].sort_values("strength").iloc[-1]
-I_LAYER, I_HEAD = int(strong["layer"]), int(strong["head"])
-layers = sorted({LAYER, I_LAYER})
+inductive = table[table["pattern"] == "induction"].sort_values("strength", ascending=False)
+I_LAYER, I_HEAD = (int(i) for i in inductive[["layer", "head"]].iloc[0])
+layers = sorted({LAYER, *map(int, inductive["layer"])})
 
 repeated = {}
 for period in (48, 30):
@@ -465,8 +494,39 @@ figure
 # %% [markdown]
 # **What to look at.** The two heads use opposite ends of the spectrum. A fast pair tells distances
 # apart, so it cannot compare contents over unknown distances. A slow pair hardly turns, so what a
-# query and a key hold can be compared wherever they are. And the induction head spreads its work:
-# no pair stands out, because a token is recognised in many dimensions.
+# query and a key hold can be compared wherever they are. And this induction head spreads its work
+# over many pairs. Do the other induction heads do the same?
+
+# %%
+parts_of = []
+for layer, head in inductive[["layer", "head"]].itertuples(index=False):
+    one = explained.head(int(layer), int(head))
+    if one.target == "induction":  # named so on this prompt as well
+        by_pair = one.advantage.pairs
+        parts_of.append(
+            {
+                "layer": layer,
+                "head": head,
+                "advantage (score units)": one.advantage.total,
+                "slow pairs (part)": by_pair[slow].sum() / one.advantage.total,
+                "largest pair (part)": by_pair.max() / one.advantage.total,
+            }
+        )
+parts_of = pd.DataFrame(parts_of)
+assert (parts_of["slow pairs (part)"] > 0.8).all()
+assert (parts_of["largest pair (part)"] < gain.pairs.max() / gain.total).all()
+display(
+    Markdown(
+        f"Parts of the advantage, in the {len(parts_of)} of {len(inductive)} induction heads that "
+        f"have this name on this prompt as well. In the previous-token head the largest pair has "
+        f"{gain.pairs.max() / gain.total:.0%}."
+    )
+)
+parts_of.round(2)
+
+# %% [markdown]
+# They do: in each the slow pairs carry nearly all of it (a part above 1 says that the other pairs
+# work against it), and no pair stands out as in the previous-token head.
 #
 # ### What happens without some of them
 #
@@ -551,7 +611,7 @@ lr.show_head(rep, I_LAYER, I_HEAD, pairs=[slow, middle, list(range(16))], start=
 # %% [markdown]
 # ## Your own target
 #
-# Nine names do not cover what heads do, and you can ask about any other habit: `target=` takes a
+# These names do not cover what heads do, and you can ask about any other habit: `target=` takes a
 # mask or weights `[q_pos, k_pos]`, and the advantage is then that of your target. As an example:
 # which heads attend to punctuation? The mask allows all commas, stops, quotation marks, dashes and
 # line breaks before the query.
@@ -590,11 +650,13 @@ ranked[[*columns, "total_advantage"]].head(5).round(3)
 # Shown, on this model and these prompts:
 #
 # - Where attention goes, with thresholds and base rates; and, from the scores, four shares that sum
-#   to 1 and say how much of a head is position and how much is content. The two views mostly agree.
-# - A previous-token head is a sum of cosines of fast pairs that peaks one token back; the offsets
-#   alone predict its mean score, and setting its strongest pair to zero in the running model ends
-#   the habit.
-# - An induction head matches contents in slow pairs, and moves with the period of the text.
+#   to 1 and say how much of a head is position and how much is content. The two views mostly agree,
+#   where the name does not use the shares itself.
+# - A previous-token head is a sum of cosines of fast pairs that peaks one token back: offset·offset
+#   carries nearly all the variance of its single scores, and setting its strongest pair to zero in
+#   the running model ends the habit.
+# - The induction heads match contents in slow pairs; the one looked at closer moves with the period
+#   of the text.
 #
 # Not shown:
 #

@@ -16,8 +16,9 @@
 # **Question.** How many dimensions do the keys of a layer fill before RoPE turns them, and how many
 # after it? What does that mean for compressing a cache of keys?
 #
-# The claim to check: the eigenvalues of the keys' covariance are concentrated near zero before RoPE
-# and spread out after it. This tutorial
+# The claim to check is one that one meets, shown as a histogram for Mistral-7B-Instruct: the
+# eigenvalues of the keys' covariance are concentrated near zero before RoPE and spread out after
+# it. This tutorial
 #
 # 1. shows in two dimensions the two ways in which rotation spreads variance;
 # 2. measures the spectrum of every layer of a real model, with an identity that says where the
@@ -27,8 +28,9 @@
 #    fitted to.
 #
 # It uses offsets, the constant part of queries and keys ([tutorial
-# 5](5_offset_features_and_bounds.py)). The formulas are in [the
-# mathematics](../docs/mathematics.md#key-spectrum).
+# 5](5_offset_features_and_bounds.py)). Here the offset is the mean key over *all* tokens, because a
+# covariance counts them all; in tutorial 5 it leaves out the first token and other sinks. The
+# formulas are in [the mathematics](../docs/mathematics.md#key-spectrum).
 
 # %%
 import numpy as np
@@ -113,18 +115,19 @@ for name in toys:
 # = |\bar k_\text{before}|^2 - |\bar k_\text{after}|^2 .
 # $$
 #
-# **What rotation adds to the variance is the rotated offset, and nothing else**: the first toy. The
-# second toy gains no variance to speak of, and still its small eigenvalue grows, because the large
-# one gives to it. Rotation *mixes*: it averages the covariance over many turns, and an average of
-# turned copies is never less even than the original. So there are two effects, and the trace sees
-# only one of them. Keep them apart below.
+# **What rotation adds to the variance is the drop of $|\text{mean}|^2$**: the rotated offset, as in
+# the first toy, up to the small mean of rotated content. The second toy has next to no offset and
+# gains no variance; it loses a little, because its turned points do not cancel completely. Still
+# its small eigenvalue grows, because the large one gives to it. Rotation *mixes*: it averages the
+# covariance over many turns, and an average of turned copies is never less even than the original.
+# So there are two effects, and the trace sees only one of them. Keep them apart below.
 #
 # ## The claim, on a real model
 #
 # [`lr.key_spectrum`](../docs/api/spectrum.md) takes the keys of each layer, all key heads side by
-# side (3 heads of 64 components here), undoes the rotation for the spectrum *before* it, and
-# computes the eigenvalues of both covariances. The histogram counts the eigenvalues of all layers
-# together.
+# side, undoes the rotation for the spectrum *before* it, and computes the eigenvalues of both
+# covariances. The histogram counts the eigenvalues of all layers together. The model is
+# SmolLM2-135M-Instruct with weights of 4 bits, expanded to float32.
 
 # %%
 model = lr.load_model("smollm2-135m")
@@ -136,9 +139,12 @@ spectrum.plot()
 # %%
 near = {side: spectrum.near_zero(side) for side in ("pre", "post")}
 assert near["pre"] > near["post"] + 0.1
+_, n_kv_heads, d_head = qk.layer(0).k.shape
+n_components = n_kv_heads * d_head
 Markdown(
-    f"Over {spectrum.n_tokens} tokens, {near['pre']:.0%} of the eigenvalues of "
-    f"all layers lie below 0.5 (activation units²) before rotation and {near['post']:.0%} after "
+    f"A layer has {n_kv_heads} key heads of {d_head} components, so {n_components} eigenvalues. "
+    f"Over {spectrum.n_tokens} tokens, {near['pre']:.0%} of the eigenvalues of all layers lie "
+    f"below 0.5 (activation units²) before rotation and {near['post']:.0%} after "
     f"it; the median eigenvalue goes from {spectrum.median('pre'):.2f} to "
     f"{spectrum.median('post'):.2f}. Look at the inset: before rotation the eigenvalues crowd at "
     f"the left edge, after it they are further right. *The claim holds here*, as a shift: the heap "
@@ -161,7 +167,8 @@ shown.iloc[[0, 1, 5, 10, 15, 20, 25, 29]]
 #   be as spread. It is ruled by the large ones;
 # - `near_zero`: the share below 0.5. This threshold is absolute, so it depends on how large keys
 #   are in this model;
-# - `offset_share`: the part of the variance after rotation that is rotated offset.
+# - `offset_share`: the part of the variance after rotation that rotation has added, which is
+#   rotated offset.
 
 # %%
 fig = make_subplots(
@@ -243,12 +250,15 @@ trace = separated["trace"]
 assert abs(trace.iloc[1] / trace.iloc[0] - 1) < 0.01 and 0 < by_mixing < 1
 more = (found[:, 1, 1] > found[:, 2, 1]).sum()
 Markdown(
-    f"(Means over layers.) The *variance* is as the identity says: content alone keeps its trace "
-    f"to {abs(trace.iloc[1] / trace.iloc[0] - 1):.1%}, and the offset adds all the rest. The "
-    f"*small eigenvalues* are another matter: {by_mixing:.0%} of the drop of the near-zero share "
-    f"is there without any offset. And the offset does not raise the rank, on the contrary: in "
-    f"{more} of {len(found)} layers rotated content alone needs more dimensions for 90 % of its "
-    f"variance than content with offset. A rotated offset is large and lies in few dimensions, two "
+    f"(Means over layers, activation units².) Rotation adds {trace.iloc[2] - trace.iloc[0]:.1f} to "
+    f"a trace of {trace.iloc[0]:.1f}. That is the offset's: content alone loses "
+    f"{trace.iloc[0] - trace.iloc[1]:.2f} ({1 - trace.iloc[1] / trace.iloc[0]:.1%}), the |mean|² "
+    f"of rotated content. The *small eigenvalues* are another matter: {by_mixing:.0%} of the drop "
+    f"of the near-zero share is there without any offset. And the offset does not raise the rank, "
+    f"on the contrary: in {more} of {len(found)} layers rotated content alone needs more "
+    f"dimensions "
+    f"for 90 % of its variance than content with offset. A rotated offset is large and lies in "
+    f"few dimensions, two "
     f"for each pair that has one, so it draws a large part of the variance into those. "
     "In short: **the offset brings the variance, mixing fills the small dimensions.**"
 )
@@ -259,60 +269,84 @@ Markdown(
 # How far a constant is spread depends on how far the pair has turned. A constant $\bar z$ at
 # frequency $w$ keeps the mean $|\bar z| \cdot D$ over $T$ tokens, with
 #
-# $$D = \left| \frac{\sin(w T / 2)}{T \sin(w / 2)} \right| ,$$
+# $$D = \left| \frac{1}{T} \sum_{m=0}^{T-1} e^{\mathrm{j} w m} \right|
+# = \left| \frac{\sin(w T / 2)}{T \sin(w / 2)} \right| ,$$
 #
 # so it gives $|\bar z|^2 (1 - D^2)$ to the variance: nearly nothing while $w T$ is small, all of it
 # after a full turn. Slow pairs hold the largest offsets, so a longer text should show more. Measure
-# it on the first tokens of the same text. With 192 components a layer has no rank on 128 tokens, so
-# take each key head by itself (64 components); the numbers are therefore others than above.
+# it on the first tokens of the same capture: earlier keys do not depend on later tokens.
+#
+# A longer text also has more tokens, and a covariance of few tokens looks concentrated for that
+# reason alone. The last row is the control: as few tokens as in the first row, drawn from all over
+# the text. A layer has no rank on fewer tokens than components, so take each key head by itself;
+# the numbers are therefore others than above.
 
 # %%
-lengths = [128, 256, 512, len(qk.prompts[0])]
-rows, shares = [], []
-for n in lengths:
-    part = qk if n == lengths[-1] else lr.capture(model, text, max_tokens=n)
-    of_length = lr.key_spectrum(part)
-    heads = of_length.heads_dataframe()
-    assert np.allclose(heads.trace_post - heads.trace_pre, heads.offset_energy, atol=1e-6)
-    rows.append(
-        {
-            "tokens": n,
-            "near zero before": heads.near_zero_pre.mean(),
-            "near zero after": heads.near_zero_post.mean(),
-            "rank90 before": heads.rank90_pre.mean(),
-            "rank90 after": heads.rank90_post.mean(),
-            "offset share": heads.offset_share.mean(),
-        }
-    )
-    # What the constants of the whole text would give over n tokens.
-    predicted = []
+n_all, n_few = len(qk.prompts[0]), 128
+drawn = np.sort(np.random.default_rng(0).choice(np.arange(1, n_all), n_few - 1, replace=False))
+samples = {f"first {n}": np.arange(n) for n in (n_few, 256, 512)} | {
+    f"all {n_all}": np.arange(n_all),
+    f"{n_few}, spread": np.concatenate([[0], drawn]),
+}
+rows = []
+for name, chosen in samples.items():
     for layer in qk.layer_indices:
         record = qk.layer(layer)
-        z = turn(keys_of(record), record.rope, record.n_kv_heads, -1).mean(axis=0)
-        z = z.reshape(record.n_kv_heads, -1)
+        after = keys_of(record)
+        before = turn(after, record.rope, n_kv_heads, -1)
+        # What the constants of the whole text would give at the chosen positions.
+        kept = np.abs(np.exp(1j * np.outer(chosen, record.rope.inv_freq)).mean(axis=0)) ** 2
         first, second = record.rope.components
-        energy = z[:, first] ** 2 + z[:, second] ** 2
-        half = record.rope.inv_freq / 2
-        kept = (np.sin(half * n) / (n * np.sin(half))) ** 2
-        predicted.append((energy * (1 - kept)).sum())
-    measured = [entry.offset_energy for entry in of_length.layers]
-    rows[-1] |= {"offset energy": np.mean(measured), "predicted": np.mean(predicted)}
-by_length = pd.DataFrame(rows).set_index("tokens")
+        for offset, head_before, head_after in zip(
+            before.mean(axis=0).reshape(n_kv_heads, -1),
+            before[chosen].reshape(len(chosen), n_kv_heads, -1).swapaxes(0, 1),
+            after[chosen].reshape(len(chosen), n_kv_heads, -1).swapaxes(0, 1),
+            strict=True,
+        ):
+            near_before, rank_before, _, trace_before = measures(eigenvalues(head_before))
+            near_after, rank_after, _, trace_after = measures(eigenvalues(head_after))
+            rows.append(
+                {
+                    "tokens": name, "near zero before": near_before, "near zero after": near_after,
+                    "rank90 before": rank_before, "rank90 after": rank_after,
+                    "offset share": 1 - trace_before / trace_after,
+                    "added variance": trace_after - trace_before,
+                    "predicted": ((offset[first] ** 2 + offset[second] ** 2) * (1 - kept)).sum(),
+                }
+            )  # fmt: skip
+by_length = pd.DataFrame(rows).groupby("tokens", sort=False).mean()
+# The same numbers as key_spectrum's.
+assert np.isclose(
+    by_length.loc[f"all {n_all}", "offset share"], spectrum.heads_dataframe().offset_share.mean()
+)
 by_length
 
 # %%
-start, end = by_length.iloc[0], by_length.iloc[-1]
-assert end["offset share"] > start["offset share"]
-assert abs(end["predicted"] / end["offset energy"] - 1) < 0.1
+start, control = by_length.loc[f"first {n_few}"], by_length.loc[f"{n_few}, spread"]
+end = by_length.loc[f"all {n_all}"]
+deviation = by_length["predicted"] / by_length["added variance"] - 1
+assert end["offset share"] > start["offset share"] + 0.1
+assert control["offset share"] > start["offset share"] + 0.1
+assert deviation.abs().max() < 0.2
+sampling = (control["near zero after"] - end["near zero after"]) / (
+    start["near zero after"] - end["near zero after"]
+)
 Markdown(
-    f"From {lengths[0]} to {lengths[-1]} tokens the share of rotated offset grows from "
-    f"{start['offset share']:.0%} to {end['offset share']:.0%} and the near-zero share after "
-    f"rotation goes from {start['near zero after']:.0%} to {end['near zero after']:.0%}; before "
-    f"rotation it goes from {start['near zero before']:.0%} to {end['near zero before']:.0%}, "
-    f"because more tokens show more content. The last two columns (activation units², mean over "
-    f"layers) say that constants and their frequencies account for the energy that is moved: the "
-    f"prediction knows nothing of the rotated keys. It takes the offsets of the whole text for "
-    f"each length."
+    f"From {n_few} to {n_all} tokens the share of rotated offset grows from "
+    f"{start['offset share']:.0%} to {end['offset share']:.0%}. Few tokens are not the reason: "
+    f"{n_few} tokens spread over the text have {control['offset share']:.0%}. For the *small* "
+    f"eigenvalues it is a good part of the reason: the near-zero share after rotation goes from "
+    f"{start['near zero after']:.0%} to {end['near zero after']:.0%}, but for the spread tokens it "
+    f"is {control['near zero after']:.0%}, so {sampling:.0%} of the drop comes from more tokens "
+    f"and not from more turning. Do not compare near-zero shares or ranks of texts of different "
+    f"length.\n\nThe last two columns (activation units², mean over key heads) compare the "
+    f"variance that rotation adds with what constants turned at their frequencies give; each row "
+    f"takes "
+    f"the means of the whole text. At the full length the two agree almost by construction "
+    f"({deviation[f'all {n_all}']:+.1%}); at the first {n_few} tokens the prediction is "
+    f"{abs(deviation[f'first {n_few}']):.0%} too "
+    f"{'high' if deviation[f'first {n_few}'] > 0 else 'low'}. The largest deviation is "
+    f"{deviation.abs().max():.0%}."
 )
 
 # %% [markdown]
@@ -329,7 +363,9 @@ Markdown(
 #
 # An honest test fits the basis on other tokens than it is judged on. So read the two halves of the
 # text as two prompts of their own, each from position 0 and with its own BOS: fit on the first,
-# judge on the second.
+# judge on the second. One key is the same in both: that of BOS, which stands at position 0 and sees
+# nothing else. It would not be held out. So it is left out of the fit and stored as it is; what
+# happens otherwise comes at the end.
 
 # %%
 ids = model.to_tokens(text)[0].cpu()
@@ -366,8 +402,12 @@ def centred(scores, visible):
     ) * weight
 
 
-def compare(fit, test, ranks):
-    """One row per rank and variant: errors on `test` with a basis fitted to the keys of `fit`."""
+def compare(fit, test, ranks, first="exact"):
+    """One row per rank and variant: errors on `test` with a basis fitted to the keys of `fit`.
+
+    first: The key of the first token is stored "exact", or approximated and "held out" of the fit
+        like all others, or approximated and "in the fit".
+    """
     n_kv, rope, visible = test.n_kv_heads, test.rope, test.visible
     true = keys_of(test)
     scores, pattern = scores_and_pattern(test, true)
@@ -375,6 +415,7 @@ def compare(fit, test, ranks):
     rows = []
     for name, (undo, subtract) in VARIANTS.items():
         known = turn(keys_of(fit), rope, n_kv, -1) if undo else keys_of(fit)
+        known = known if first == "in the fit" else known[1:]
         keys = turn(true, rope, n_kv, -1) if undo else true
         mean = known.mean(axis=0) * subtract
         directions = np.linalg.svd(known - mean, full_matrices=False)[2]
@@ -382,28 +423,22 @@ def compare(fit, test, ranks):
             basis = directions[:rank]
             rebuilt = mean + (keys - mean) @ basis.T @ basis
             rebuilt = turn(rebuilt, rope, n_kv, 1) if undo else rebuilt
+            if first == "exact":
+                rebuilt[0] = true[0]
             new_scores, new_pattern = scores_and_pattern(test, rebuilt)
-            key_error = ((rebuilt - true) ** 2).sum() / (true**2).sum()
-            # The same with the key of the first token as it is.
-            rebuilt[0] = true[0]
-            kept_pattern = scores_and_pattern(test, rebuilt)[1]
             score_error = (centred(new_scores - scores, visible) ** 2).sum() / spread
-            moved, moved_kept = (
-                float((p - pattern).abs().sum(dim=-1).mean() / 2)
-                for p in (new_pattern, kept_pattern)
-            )
             rows.append(
                 {
                     "layer": rope.layer, "rank": rank, "variant": name,
-                    "key error": key_error, "score error": float(score_error),
-                    "attention moved": moved, "moved, first key exact": moved_kept,
+                    "key error": ((rebuilt - true)[1:] ** 2).sum() / (true[1:] ** 2).sum(),
+                    "score error": float(score_error),
+                    "attention moved": float((new_pattern - pattern).abs().sum(-1).mean() / 2),
                 }
             )  # fmt: skip
     return rows
 
 
-LAYER, RANKS = 16, [8, 16, 32, 48, 64, 96, 128, 160, 192]
-n_components = keys_of(two.layer(LAYER)).shape[1]
+LAYER, RANKS = 16, [8, 16, 32, 48, 64, 96, 128, 160, n_components]
 curves = pd.DataFrame(compare(two.layer(LAYER, prompt=0), two.layer(LAYER, prompt=1), RANKS))
 full = curves[curves["rank"] == n_components]
 assert full["key error"].max() < 1e-9 and full["attention moved"].max() < 1e-6
@@ -426,8 +461,8 @@ fig.update_layout(template="plotly_white", height=380, legend={"orientation": "h
 fig
 
 # %% [markdown]
-# - **Key error**: squared error over squared length of the keys. Rotation keeps lengths, so the
-#   error before and after it is comparable.
+# - **Key error**: squared error over squared length of the keys, without the first. Rotation keeps
+#   lengths, so the error before and after it is comparable.
 # - **Score error**: squared error of the scores over their variance within each row. A constant
 #   added to a row is left out, as the softmax does not see it.
 # - **Attention moved**: half the sum of $|\text{new} - \text{old}|$ over the keys, mean over
@@ -455,7 +490,7 @@ fig.update_layout(
 fig
 
 # %%
-errors = ["key error", "score error", "attention moved", "moved, first key exact"]
+errors = ["key error", "score error", "attention moved"]
 mean_errors = every.groupby("variant", sort=False)[errors].mean()
 mean_errors
 
@@ -475,36 +510,56 @@ Markdown(
 )
 
 # %% [markdown]
-# What about subtracting the mean? It hardly changes the key error: a mean is worth about one
-# direction. But it moves less attention, and in the figure the dotted orange line leaves the solid
-# one at a certain layer. The last column of the table finds out why. There the key of the first
-# token is kept as it is, and all others are approximated.
+# ### The key of the first token
+#
+# Subtracting the mean made next to no difference above: the rows of the table agree, and nearly
+# everywhere the dotted lines lie on the solid ones. Now approximate the first key, too, with bases
+# that were fitted without it, and with it. The latter is no held-out test of that key, as it is the
+# same in both halves.
 
 # %%
-plain = "before RoPE"
-gain = mean_errors.loc[plain] - mean_errors.loc[best]
-first_attention = pd.Series(
-    {
-        record.rope.layer: np.mean(
-            [record.pattern(head)[1:, 0].mean().item() for head in range(record.n_heads)]
+moved_by = {"exact": mean_errors["attention moved"]}
+for first in ("held out", "in the fit"):
+    moved_by[first] = (
+        pd.DataFrame(
+            row
+            for layer in two.layer_indices
+            for row in compare(
+                two.layer(layer, prompt=0), two.layer(layer, prompt=1), [RANK], first
+            )
         )
-        for record in two.records[1]
-    }
-)
-helps = moved[plain] - moved[best] > 0.02
-assert abs(gain["moved, first key exact"]) < gain["attention moved"] / 2
+        .groupby("variant", sort=False)["attention moved"]
+        .mean()
+    )
+first_key = pd.DataFrame(moved_by).rename_axis(columns="attention moved, if the first key is")
+first_key
+
+# %%
+plain, plain_after = "before RoPE", "after RoPE"
+lengths, first_attention = [], []
+for record in two.records[1]:
+    squares = (keys_of(record) ** 2).sum(axis=1)
+    lengths.append(squares[0] / squares[1:].mean())
+    first_attention += [record.pattern(h)[1:, 0].mean().item() for h in range(record.n_heads)]
+exact, out, fitted = (first_key[c] for c in ("exact", "held out", "in the fit"))
+assert (out > exact + 0.05).all()
+assert out[best] > out[plain] and out[same_after] > out[plain_after]
+assert fitted[best] < fitted[plain] and fitted[same_after] < fitted[plain_after]
+assert max(abs(exact[best] - exact[plain]), abs(exact[same_after] - exact[plain_after])) < 0.01
+assert max(exact[best], exact[plain]) < 0.7 * min(exact[same_after], exact[plain_after])
 Markdown(
-    f"Without the mean, {gain['attention moved']:.1%} more of the attention moves; with the first "
-    f"key exact the difference is {gain['moved, first key exact']:+.1%}. So what subtracting the "
-    f"mean gains is one key. In the {helps.sum()} layers where it helps by more than 2 %, the "
-    f"first token gets {first_attention[helps].mean():.0%} of the attention on average, in the "
-    f"other {(~helps).sum()} {first_attention[~helps].mean():.0%}: they are the layers with "
-    f"attention sinks at the first token. The sink's key lacks the offset that all others share, "
-    f"so directions fitted to the others can be expected to serve it badly, and most heads look at "
-    f"it. Before or after RoPE is another matter: with the first key exact it is still "
-    f"{mean_errors.loc[best, 'moved, first key exact']:.0%} against "
-    f"{mean_errors.loc[same_after, 'moved, first key exact']:.0%}. For a cache this suggests to "
-    f"store the sink's key as it is."
+    f"Left out of the fit, the first key is served badly by every basis, worst where the mean of "
+    f"the others is subtracted ({out[best]:.0%} against {out[plain]:.0%} before RoPE, "
+    f"{out[same_after]:.0%} against {out[plain_after]:.0%} after it): it lacks that mean, and its "
+    f"squared length is {np.median(lengths):.0%} of the others' (median over layers). One key "
+    f"counts for so much because it is a sink: {np.mean(first_attention):.0%} of the attention "
+    f"goes to it. With it in the fit, subtracting the mean is the better choice "
+    f"({fitted[best]:.0%} against {fitted[plain]:.0%} before RoPE), again by way of that key "
+    f"alone. "
+    f"Stored exactly, it takes the question away: {exact[best]:.1%} and {exact[plain]:.1%} before "
+    f"RoPE, still better "
+    f"than {exact[same_after]:.1%} and {exact[plain_after]:.1%} after it. For a cache this "
+    f"suggests to store the sink's key as it is."
 )
 
 # %% [markdown]
@@ -522,8 +577,8 @@ for layer in qk.layer_indices:
     half = len(true) // 2
     for name, (undo, subtract) in VARIANTS.items():
         keys = turn(true, record.rope, record.n_kv_heads, -1) if undo else true
-        mean = keys[:half].mean(axis=0) * subtract
-        basis = np.linalg.svd(keys[:half] - mean, full_matrices=False)[2][:RANK]
+        mean = keys[1:half].mean(axis=0) * subtract
+        basis = np.linalg.svd(keys[1:half] - mean, full_matrices=False)[2][:RANK]
         error = keys[half:] - mean - (keys[half:] - mean) @ basis.T @ basis
         rows.append({"variant": name, "later": (error**2).sum() / (true[half:] ** 2).sum()})
 later = pd.DataFrame(rows).groupby("variant", sort=False).later.mean()
@@ -547,13 +602,17 @@ Markdown(
 #
 # - The eigenvalues of the keys are more concentrated near zero before RoPE than after it, in the
 #   mean and by rank in most layers.
-# - The variance that rotation adds is the rotated offset, exactly. A good part of the growth of the
-#   *small* eigenvalues is no offset: it is content, mixed by rotation.
+# - The variance that rotation adds is the drop of $|\text{mean}|^2$, exactly, and that is the
+#   rotated offset up to the small mean of rotated content. A good part of the growth of the *small*
+#   eigenvalues is no offset: it is content, mixed by rotation.
 # - The share of rotated offset grows with the length of the text, about as the frequencies of the
-#   offsets predict.
+#   offsets predict, and not because there are more tokens. Near-zero shares and ranks depend on the
+#   number of tokens as well.
 # - At equal rank, keys approximated before rotation have smaller errors on held-out tokens, in
 #   keys, scores and attention, and the difference grows at positions that the basis has not seen.
-#   Subtracting the mean first helps the attention, by way of the first token's key alone.
+# - The first token's key is a case of its own: approximated by a basis of the others it costs a
+#   large part of the attention. Stored exactly, it leaves nothing to gain from subtracting the
+#   mean.
 #
 # Not shown:
 #
@@ -570,4 +629,4 @@ Markdown(
 # [What two models show](../docs/findings.md) has the spectrum of a second architecture, and layers
 # in which rotation does *not* raise the rank.
 #
-# Next: [tutorial 7](7_your_own_model.py) does all of this on a model of yours.
+# Next: [tutorial 7](7_your_own_model.py) brings in a model of your own.

@@ -59,9 +59,13 @@ folder = Path(kept.name)
 #
 # What comes back is an ordinary TransformerLens model, so everything else that TransformerLens does
 # works on it too. [`load_model`](../docs/api/models.md) adds three things. Nothing is folded or
-# centred: the weights are the model's own. A checkpoint that lacks weights is an error, where
+# centred: the weights are those of the file. A checkpoint that lacks weights is an error, where
 # transformers fills in random ones. And the loaded model is compared with transformers' own forward
 # pass on a few tokens before you get it.
+#
+# The demo model is SmolLM2-135M-Instruct from a GGUF file in Q4_1, four bits per weight and two
+# numbers per block of them, expanded to float32. All numbers about it, here and in the other
+# tutorials, are those of the quantised model.
 #
 # TransformerLens 3.9 has two model classes, `HookedTransformer` and `TransformerBridge`; version 4
 # has only the bridge. With `backend="auto"`, the default, `load_model` takes `HookedTransformer`
@@ -294,10 +298,12 @@ else:
 # ## Which rotation has my model?
 #
 # "It uses RoPE" leaves much open. Which components turn together, how many turn at all, how fast,
-# over which context, and in which layers: all of this differs between families, and a wrong guess
-# about any of it still gives plausible curves. So lens_rope never guesses from the configuration.
-# It takes cosines, sines, queries and keys from a forward pass and finds the rotation that explains
-# them.
+# and in which layers: all of this differs between families, and a wrong guess about any of it still
+# gives plausible curves. So lens_rope never guesses a rotation from the configuration. It takes
+# cosines, sines, queries and keys from a forward pass and finds the rotation that explains them.
+#
+# Context and window are what model and configuration say. The window is checked against the pattern
+# where a prompt is longer than it; the context cannot be checked.
 #
 # Eight small models, each with one thing that is unusual:
 
@@ -392,25 +398,38 @@ Markdown(
 # %% [markdown]
 # The three scalings differ in which pairs they touch. Drawn below is how much longer each
 # wavelength became, against the wavelength without scaling. The dashed line is the context before
-# scaling: pairs to its right never completed a turn in training, so the model never saw most of
+# scaling: pairs to its right never completed a turn in training, so the model never saw all of
 # their angles.
 
 # %%
 plain = specs["plain (Llama)"][0].wavelength
+scalings = ("linear scaling", "llama3 scaling", "YaRN")
+stretch = {name: specs[name][0].wavelength / plain for name in scalings}
 fig = go.Figure()
-for name in ("linear scaling", "llama3 scaling", "YaRN"):
-    fig.add_scatter(x=plain, y=specs[name][0].wavelength / plain, name=name, mode="lines+markers")
+for name, ratio in stretch.items():
+    fig.add_scatter(x=plain, y=ratio, name=name, mode="lines+markers")
 fig.add_vline(x=scaled["original_max_position_embeddings"], line_dash="dash", line_color="grey")
 fig.update_xaxes(type="log", title="wavelength without scaling (tokens)")
 fig.update_yaxes(title="wavelength, with scaling ÷ without")
 fig.update_layout(height=360, margin={"t": 20}, legend={"orientation": "h", "y": 1.1})
 fig
 
+# %%
+turns = scaled["original_max_position_embeddings"] / plain  # in the context before scaling
+alone = {name: int(np.isclose(ratio, 1, rtol=1e-4).sum()) for name, ratio in stretch.items()}
+for ratio in stretch.values():
+    assert np.allclose(ratio[turns < 1], scaled["factor"], rtol=1e-4)
+then = ", ".join(f"{ratio:.2f}" for ratio in stretch["YaRN"][1:4])
+Markdown(
+    "Linear scaling stretches everything alike, also the fast pairs that tell neighbours apart. "
+    f"llama3 leaves the fast pairs alone, here {alone['llama3 scaling']} of {len(plain)}. YaRN "
+    "does so for pairs that turn more than 32 times in the context before scaling. Here even the "
+    f"fastest turns only {turns.max():.0f} times in it, so the blend begins at once: it leaves "
+    f"{alone['YaRN']} pair alone, the first, and makes the next {then} times as long. Both stretch "
+    "the pairs right of the dashed line by the full factor, and blend in between."
+)
+
 # %% [markdown]
-# Linear scaling stretches everything alike, also the fast pairs that tell neighbours apart. llama3
-# and YaRN leave the fast pairs alone, stretch the slow ones by the full factor, and blend in
-# between.
-#
 # Some scalings depend on the length of the prompt (dynamic, longrope).
 # [`read_rope`](../docs/api/reading.md) reads a short prompt; `capture(...).rope()` gives the
 # rotation of the prompt that was read.
@@ -628,6 +647,10 @@ refused(lambda: lr.load_model(yarn, backend="hooked"))
 # variants above. If you make the model object yourself, this comparison is yours to make: run the
 # same tokens through both and compare logits.
 #
+# The comparison of `load_model` does not see everything either. Its probe is 32 random tokens: it
+# cannot see a wrong window, nor a scaling that starts later. On the bridge, which runs
+# transformers' own modules, it tests the wrapping only.
+#
 # ### Question 3: is it the right checkpoint?
 #
 # Had the base been wrong in `config.json`, transformers would have computed the same wrong model,
@@ -812,8 +835,8 @@ assert done.returncode == 0
 #
 # - A directory and a GGUF file of the same weights are read as the same rotation, queries and keys.
 # - `HookedTransformer` and `TransformerBridge` agree on the demo model, where both exist.
-# - Partial rotary, adjacent pairs, scalings, attention factor, two bases, windows and layers
-#   without RoPE are read from the forward pass.
+# - Partial rotary, adjacent pairs, scalings, attention factor, two bases and layers without RoPE
+#   are read from the forward pass; windows are taken from the model.
 # - A wrong pairing gives the right scores, and its angles give it away.
 # - A verified reading of a wrongly configured host is a verified reading of the wrong model.
 #

@@ -189,6 +189,21 @@ Markdown(
 # Without the control the first number would prove nothing. A head that loses its sink without *any*
 # pair has no pair that makes it.
 #
+# It is a weak control, though: most other pairs are small, and a sink often falls without its
+# second pair as well ([tutorial 3](3_attention_sinks.py)). `sink_pairs.csv` has every pair of every
+# sink:
+
+# %%
+ranked = tables["sink_pairs"].sort_values("advantage", ascending=False).groupby(["layer", "head"])
+second = ranked.nth(1).merge(sinks, on=["layer", "head"])
+assert len(second) == len(sinks)
+halved = int((second["share_without"] < second["sink_share"] / 2).sum())
+Markdown(
+    f"Without the pair of the second largest advantage, {halved} of {len(sinks)} sinks fall below "
+    f"half of their share; without another pair (the median), {len(sinks) - standing} do."
+)
+
+# %% [markdown]
 # ## The manifest, and `--resume`
 #
 # The manifest holds versions, arguments, the source of the model with a checksum, and a checksum of
@@ -420,7 +435,8 @@ Markdown(
 # *One pair removed* forms the pattern again from the scores, one layer at a time; the model does
 # not run again, so later layers do not answer. With interventions on (the default), a table below
 # it shows the running model without the best pairs, its loss, and the control: as many random other
-# pairs removed, in several draws. Believe the removal if the control stands.
+# pairs removed, in several draws. Where the control falls too, the removal says nothing. Where it
+# stands, the removal beats a typical pair, which is small: the control is not matched in size.
 #
 # **Not to be trusted**: a sink share just above the threshold (0.31 and 0.29 are not two kinds of
 # head), or sinks on prompts that all start alike. Whether the sink is BOS or "whatever comes first"

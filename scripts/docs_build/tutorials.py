@@ -98,12 +98,12 @@ def execute(path: Path) -> nbformat.NotebookNode:
                 kernel_name="python3",
                 # The kernel of this interpreter alone, not one that a user installed elsewhere.
                 kernel_spec_manager=KernelSpecManager(kernel_dirs=[]),
-                transport="tcp" if os.name == "nt" else "ipc",
             ),
             resources={"metadata": {"path": folder}},
         )
         try:
-            client.execute(env=environment)
+            # A kernel of one's own would otherwise stay, with its model, until the build is over.
+            client.execute(env=environment, cleanup_kc=True)
         except (CellExecutionError, CellTimeoutError, DeadKernelError) as exc:
             raise RuntimeError(f"{path.name} failed: {exc}") from exc
         if left := sorted(entry.name for entry in Path(folder).iterdir()):
