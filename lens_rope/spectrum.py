@@ -6,8 +6,8 @@ factor stays on the keys. Then `|k|²` is the same on both sides for every token
 
     trace(post) - trace(pre) = |mean_pre|² - |mean_post|²
 
-The variance that rotation adds is energy of the mean key, which rotation spreads over positions,
-and nothing else.
+The variance that rotation adds is what `|mean|²` loses: the mean key, which rotation spreads over
+positions, up to the small mean that rotated content keeps.
 
 All tokens count, BOS and other sinks included. Eigenvalues are in activation units squared.
 """
