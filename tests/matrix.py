@@ -10,7 +10,6 @@ Usage: matrix.py FOLDER
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import inspect
 import json
@@ -18,10 +17,9 @@ import math
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import test_architectures
 import test_hooked
@@ -41,25 +39,6 @@ VISION = "qwen2.5-vl"
 Row = dict[str, Any]
 
 
-def _qwen2_5_vl() -> Any:
-    """Text tokens of a model whose positions are three streams: time, height and width."""
-    streams = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
-    return hf.Qwen2_5_VLConfig(
-        text_config={**zoo._BASE, "rope_parameters": streams},
-        vision_config={
-            "depth": 1,
-            "hidden_size": 32,
-            "num_heads": 2,
-            "intermediate_size": 32,
-            "out_hidden_size": 64,
-        },
-        image_token_id=100,
-        video_token_id=101,
-        vision_start_token_id=102,
-        vision_end_token_id=103,
-    )
-
-
 def _falcon(**kwargs: Any) -> Callable[[], Any]:
     values = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     return lambda: hf.FalconConfig(
@@ -76,7 +55,7 @@ EXTRA: dict[str, Callable[[], Any]] = {
     "hunyuan": zoo._config(hf.HunYuanDenseV1Config, head_dim=16),
     "llama4": test_architectures._llama4,
     "deepseek-v2": test_architectures._deepseek_v2,
-    VISION: _qwen2_5_vl,
+    VISION: zoo.qwen2_5_vl,
 }
 """Architectures beyond those of `zoo.CONFIGS`, most of which cannot be read."""
 
@@ -189,26 +168,7 @@ def _on_bridge(name: str) -> RotaryCapture:
     if name != VISION:
         bridge = zoo.bridge_of(zoo.hf_model(name, config=_config(name)), name)
         return capture(bridge, zoo.tokens(N_TOKENS))
-    with _text_alone():
-        model = hf.Qwen2_5_VLForConditionalGeneration._from_config(
-            _config(name), attn_implementation="eager"
-        )
-        model.config.architectures = [type(model).__name__]
-        bridge = zoo.bridge_of(model.eval(), name)
-    return capture(bridge, zoo.tokens(N_TOKENS))
-
-
-@contextlib.contextmanager
-def _text_alone() -> Iterator[None]:
-    """Inside, the bridge of a vision model asks for neither torchvision nor an image processor."""
-    from transformer_lens.model_bridge.supported_architectures import qwen2_5_vl
-
-    adapter = qwen2_5_vl.Qwen2_5_VLArchitectureAdapter
-    with (
-        mock.patch.object(adapter, "required_libraries", []),
-        mock.patch.object(hf.AutoProcessor, "from_pretrained", lambda *args, **kwargs: None),
-    ):
-        yield
+    return capture(zoo.qwen2_5_vl_bridge(), zoo.tokens(N_TOKENS))
 
 
 def _on_hooked(name: str) -> RotaryCapture:

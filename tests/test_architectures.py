@@ -503,30 +503,8 @@ def test_what_cannot_be_read_is_refused_by_name(
         read_rope(bridge)
 
 
-def test_three_position_streams_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    from transformer_lens.model_bridge.supported_architectures import qwen2_5_vl
-
-    # Only the text model runs, so neither torchvision nor an image processor is needed.
-    monkeypatch.setattr(qwen2_5_vl.Qwen2_5_VLArchitectureAdapter, "required_libraries", [])
-    monkeypatch.setattr(hf.AutoProcessor, "from_pretrained", lambda *args, **kwargs: None)
-    streams = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
-    config = hf.Qwen2_5_VLConfig(
-        text_config={**zoo._BASE, "rope_parameters": streams},
-        vision_config={
-            "depth": 1,
-            "hidden_size": 32,
-            "num_heads": 2,
-            "intermediate_size": 32,
-            "out_hidden_size": 64,
-        },
-        image_token_id=100,
-        video_token_id=101,
-        vision_start_token_id=102,
-        vision_end_token_id=103,
-    )
-    model = hf.Qwen2_5_VLForConditionalGeneration._from_config(config, attn_implementation="eager")
-    model.config.architectures = [type(model).__name__]
-    bridge = zoo.bridge_of(model.eval(), "qwen2.5-vl")
+def test_three_position_streams_are_refused_by_name() -> None:
+    bridge = zoo.qwen2_5_vl_bridge()
     with pytest.raises(
         UnsupportedModelError, match=r"layer 0 of qwen2\.5-vl \(Qwen2_5_VLAttention"
     ):

@@ -136,7 +136,7 @@ def test_no_number_about_a_model_is_typed_into_a_tutorial():
     # Examples and definitions, which no model has a say in.
     defined = {"1,000", "9,999", "0.0001", "90 %", "10,000", "0.31", "0.29"}
     # Formulas, code, and the names of papers.
-    allowed = re.compile(r"arXiv[ :]?\d{4}\.\d{5}|\$[^$]*\$|`[^`]*`|\[[^\]]*\]\([^)]*\)")
+    allowed = re.compile(r"arXiv[\s:]?\d{4}\.\d{5}|\$[^$]*\$|`[^`]*`|\[[^\]]*\]\([^)]*\)")
     found = []
     for path in tutorials.sources():
         for cell in tutorials.read(path).cells:

@@ -12,6 +12,7 @@ import functools
 import tempfile
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import tokenizers
 import torch
@@ -215,6 +216,41 @@ def hf_model(
 def bridge_of(model: torch.nn.Module, name: str) -> TransformerBridge:
     """A `TransformerBridge` around a Hugging Face model, which it may change."""
     return TransformerBridge.boot_transformers(name, hf_model=model, tokenizer=tokenizer())
+
+
+def qwen2_5_vl() -> hf.Qwen2_5_VLConfig:
+    """Text tokens of a model whose positions are three streams: time, height and width."""
+    streams = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+    return hf.Qwen2_5_VLConfig(
+        text_config={**_BASE, "rope_parameters": streams},
+        vision_config={
+            "depth": 1,
+            "hidden_size": 32,
+            "num_heads": 2,
+            "intermediate_size": 32,
+            "out_hidden_size": 64,
+        },
+        image_token_id=100,
+        video_token_id=101,
+        vision_start_token_id=102,
+        vision_end_token_id=103,
+    )
+
+
+def qwen2_5_vl_bridge() -> TransformerBridge:
+    """Its bridge. Only the text model runs: neither torchvision nor an image processor is there."""
+    from transformer_lens.model_bridge.supported_architectures import qwen2_5_vl as supported
+
+    model = hf.Qwen2_5_VLForConditionalGeneration._from_config(
+        qwen2_5_vl(), attn_implementation="eager"
+    )
+    model.config.architectures = [type(model).__name__]
+    adapter = supported.Qwen2_5_VLArchitectureAdapter
+    with (
+        mock.patch.object(adapter, "required_libraries", []),
+        mock.patch.object(hf.AutoProcessor, "from_pretrained", lambda *args, **kwargs: None),
+    ):
+        return bridge_of(model.eval(), "qwen2.5-vl")
 
 
 @functools.cache

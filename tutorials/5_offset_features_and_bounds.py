@@ -16,9 +16,9 @@
 # **Question.** A few components of queries and keys are many times larger than the rest, on nearly
 # every token. Why are they there, and why do they sit in slow rotary pairs?
 #
-# One answer has been published: large features that hardly change from token to token sit in pairs
-# that do not complete a turn over the context, and query and key are at least a minimum angle apart
-# ("Rotary Offset Features in Large Language Models", arXiv 2503.01832). This tutorial
+# One answer has been published: bounds predict in which rotary frequencies such features arise, and
+# the least angle between query and key ("Rotary Offset Features in Large Language Models", arXiv
+# 2503.01832). This tutorial
 #
 # 1. looks at such features, first as outliers and then as constants;
 # 2. derives a bound on their frequency and a bound on their angle from one requirement;
@@ -29,6 +29,9 @@
 # A pair is written as one complex number $z$, as in [tutorial 1](1_reading_rotary_qk.py). Terms are
 # in the [glossary](../docs/glossary.md), formulas in [the
 # mathematics](../docs/mathematics.md#offset-and-content).
+#
+# The demo model is SmolLM2-135M-Instruct, stored in 4 bits (Q4_1) and expanded to float32 when it
+# is loaded. All numbers are those of the quantised model.
 
 # %%
 import os
@@ -156,7 +159,7 @@ for col, read in ((1, before_rotation), (2, pairs_of)):
     for z, name, color in (
         (query[1:, pair], f"queries, pair {pair}", "#8e6bbf"),
         (key[1:, pair], f"keys, pair {pair}", "#e08a2e"),
-        (key[1:, usual], f"keys, pair {usual} (ordinary)", "#9aa5ae"),
+        (key[1:, usual], f"keys, pair {usual} (middling)", "#9aa5ae"),
         (key[:1, pair], f"key of the first token, pair {pair}", "#d62728"),
     ):
         marker = {"size": 13 if len(z) == 1 else 4, "color": color}
@@ -177,10 +180,10 @@ fig
 
 # %% [markdown]
 # Left: before rotation nearly all keys (orange) sit in one spot far from the origin, and all
-# queries (violet) in another one. They say next to nothing about the tokens: the pair holds a
-# constant. Right: RoPE turns that constant with position. The pair is slow, so over this text each
-# spot becomes a short arc. The grey pair is an ordinary one: a cloud around the origin. And the red
-# star, the key of the first token, does *not* take part. Keep that in mind.
+# queries (violet) in another one. What differs from token to token is small beside what is common
+# to all: a constant. Right: RoPE turns that constant with position. The pair is slow, so over this
+# text each spot becomes a short arc. The grey pair is of middling size: a cloud, off the origin but
+# wide. And the red star, the key of the first token, does *not* take part. Keep that in mind.
 #
 # The mean over tokens $\bar z$ is called the *offset*. How constant a pair is, is measured by
 #
@@ -195,7 +198,17 @@ z = before_rotation(record, "key")[1:, kv_head, pair]
 constancy = abs(z.mean()) / np.abs(z).mean()
 assert abs(constancy - top.key_constancy) < 1e-2
 
+
+def spread(side):
+    """[layer, head, pair]: RMS of z - mean over its median over pairs, first token left out."""
+    records = [qk.layer(layer) for layer in qk.layer_indices]
+    varying = np.stack([before_rotation(one, side)[1:].std(axis=0) for one in records])
+    return varying / np.median(varying, axis=-1, keepdims=True)
+
+
 table = features.to_dataframe()
+table["query_spread"] = spread("query")[table.layer, table["head"], table.pair]
+table["key_spread"] = spread("key")[table.layer, table.kv_head, table.pair]
 rows = []
 for side in ("query", "key"):
     # Heads of a group share their keys, so each key head is counted once.
@@ -208,15 +221,23 @@ for side in ("query", "key"):
                 "count": len(part),
                 "median constancy": part[f"{side}_constancy"].median(),
                 "constancy ≥ 0.8": (part[f"{side}_constancy"] >= 0.8).mean(),
+                "median spread": part[f"{side}_spread"].median(),
             }
         )
+grey = features.layer(layer).key.constancy[kv_head, usual]
+display(
+    Markdown(f"Constancy of these keys: {constancy:.3f} (orange), {grey:.2f} (grey). All pairs:")
+)
 pd.DataFrame(rows)
 
 # %% [markdown]
-# Outliers are nearly constant as a rule. The converse does not hold: many pairs of ordinary size
-# have a large mean, too. An **offset feature** is both large and constant, in the query *and* in
-# the key of a head: constancy of at least 0.8, relative magnitude of at least 2. These are
-# conventions, with no natural place to cut; they are options of `lr.offset_features`.
+# Outliers are nearly constant as a rule, in this sense: their mean is far larger than what varies.
+# They do not vary *less* than other pairs. *Spread* is the RMS of $z - \bar z$, divided by its
+# median over the pairs of the head, and in outliers it is about as large as in an ordinary pair or
+# larger. The converse does not hold: many pairs of ordinary size have a large mean, too. An
+# **offset feature** is both large and constant, in the query *and* in the key of a head: constancy
+# of at least 0.8, relative magnitude of at least 2. These are conventions, with no natural place to
+# cut; they are options of `lr.offset_features`.
 #
 # ## What a constant does to a score
 #
@@ -290,8 +311,10 @@ Markdown(
 # %% [markdown]
 # ## Two bounds from one requirement
 #
-# Suppose that a constant is there to push every ordinary key down, however far away it is. Then the
-# offset curve must not be positive at any distance up to the effective context $L$:
+# Suppose that a constant is there to push every ordinary key down, however far away it is, and that
+# it contributes about nothing to the score of the sink. (That is a premise: a pair that lifts the
+# sink enough makes one at any angle.) Then the offset curve must not be positive at any distance up
+# to the effective context $L$:
 #
 # $$\cos(\varphi + w \Delta) \le 0 \quad \text{for all } 0 \le \Delta \le L .$$
 #
@@ -307,10 +330,10 @@ Markdown(
 # - **Both together.** It has to end there, too: $\varphi + wL \le 3\pi/2$. The later it starts, the
 #   shorter it must be.
 #
-# The weaker form $wL < 2\pi$, a *partial cycle*, is the form in which the paper states its finding:
-# the pair never comes round. The derivation above is ours; [the
-# mathematics](../docs/mathematics.md#bounds) has it in full. In the figure each walk has the colour
-# of its curve.
+# The weaker form $wL < 2\pi$, a *partial cycle*, says only that the pair never comes round. The
+# paper derives bounds of its own; the derivation here starts from one requirement and may differ
+# from it ([the mathematics](../docs/mathematics.md#bounds) has it in full). In the figure each walk
+# has the colour of its curve.
 
 # %%
 cases = {  # name: (angle φ, turn w L), both in units of π
@@ -398,10 +421,10 @@ Markdown(
 #   news if it is well above. Frequencies fall geometrically, so a good part of all pairs is slow
 #   anyway.
 # - **`distinct`**: query heads that share a key head are not separate finds. These columns count
-#   each (layer, key head, pair) once, and call it within the bound only if it is so for all of its
-#   query heads.
+#   each (layer, key head, pair) once, and call it within the bound only if it is so in every query
+#   head in which it is a strong feature.
 # - **`p_binomial`** takes the features as independent draws at the base rate. They are not, so it
-#   is far too small; it is there because others report it.
+#   is far too small.
 # - **`p_value`** is the one to quote. Within each layer, which pair has which place is shuffled, in
 #   the same way for all heads of the layer, and the features within the bound are counted again,
 #   9,999 times. This keeps the number of features in each layer and the way in which heads share
@@ -436,15 +459,21 @@ choices
 slow = check.table[check.table.within_half_cycle]
 fastest = int(slow.pair.min())
 halves = PI / rope.inv_freq
+by_pair = check.table.groupby("pair").within_region.agg(["size", "sum"])
+inside = int(by_pair.index[by_pair["sum"] > 0].min())
+assert by_pair["sum"][fastest] == 0 and inside > fastest
 Markdown(
     f"Two things to see. The stronger the features, the better they keep the bounds. And the "
     f"context matters: the fastest pair with strong features within the bound is pair {fastest}, "
     f"which turns half a cycle in {halves[fastest]:,.0f} tokens; the next faster pair, "
     f"{fastest - 1}, in {halves[fastest - 1]:,.0f}. The model's context is {rope.context:,} "
     f"tokens, between the two. Were the context twice as long or more, a large part of these "
-    f"features would break the frequency bound. So the features end where the bound for *this* "
-    f"context says that they must. That is one coincidence on one grid of frequencies: suggestive, "
-    f"and no proof that the context is the cause."
+    f"features would break the frequency bound. But every one of the {by_pair['size'][fastest]} "
+    f"features in pair {fastest} misses the minimum angle. Those that keep both bounds begin at "
+    f"pair {inside} ({by_pair['sum'][inside]} of {by_pair['size'][inside]}), which turns half a "
+    f"cycle in {halves[inside]:,.0f} tokens. So the edge lies at this context for the frequency "
+    f"bound alone, not for the requirement from which it follows. And it is one coincidence on one "
+    f"grid of frequencies: no proof that the context is the cause."
 )
 
 # %% [markdown]
@@ -474,13 +503,20 @@ for row in fast.index:
     fast.loc[row, "attention to first token"] = pattern[1:, 0].mean()
 fast
 
+# %%
+lone = fast.iloc[0]
+wavelength = 2 * PI / rope.inv_freq[int(lone.pair)]
+Markdown(
+    f"A pair that turns {lone.cycles:,.0f} times over the context cannot push all keys down, and "
+    f"its head does nothing of the kind. It attends to the previous token. For telling one "
+    f"position from the next, a fast pair with a constant in it is the right tool: its offset "
+    f"curve has narrow peaks, one every {wavelength:.1f} tokens; the head's other pairs have to "
+    f"choose among them. So this feature is an exception to the bounds and not to the reason for "
+    f"them: the requirement behind them is one for sinks."
+)
+
 # %% [markdown]
-# A pair that turns a thousand times and more over the context cannot push all keys down, and its
-# head does nothing of the kind. It attends to the previous token. For telling one position from the
-# next, a fast pair with a constant in it is the right tool: its offset curve has a narrow peak. So
-# this feature is an exception to the letter of the claim, and it fits its reason: the requirement
-# behind the bounds is one for sinks ([tutorial 4](4_positional_and_content_heads.py) is about such
-# heads).
+# [Tutorial 4](4_positional_and_content_heads.py) is about heads that attend to the previous token.
 #
 # Now the angles. With a shortfall of $\delta = \pi/2 - |\varphi|$ and a positive angle, the curve
 # begins at $A \sin\delta$ above zero and goes negative from a distance of $\delta / w$ tokens on.
@@ -518,36 +554,67 @@ Markdown(
 )
 
 # %% [markdown]
-# [`lr.explain_sinks`](../docs/api/sinks.md) finds, for each sink head, the pair that does most for
-# the sink ([tutorial 3](3_attention_sinks.py)). That is an independent reading: it knows nothing of
-# offsets.
+# [`lr.explain_sinks`](../docs/api/sinks.md) finds, for each sink head, its *best pair*: the one
+# that adds most to the sink's score over the mean of the other keys ([tutorial
+# 3](3_attention_sinks.py)). Do best pairs keep the bounds more often?
+#
+# This is no independent test: the best pair is chosen for a score below the sink's, so with random
+# angles, too, it would keep the bounds more often than others. How often? Keep all amplitudes and
+# frequencies, draw every angle anew, let the constant contribute nothing to the sink, choose the
+# best pairs again from the offset curves, and count.
 
 # %%
 sinks = lr.explain_sinks(qk).to_dataframe()[["layer", "head", "sink_share", "best_pair"]]
 judged = check.table.merge(sinks, how="left", on=["layer", "head"])
+ROLES = ("best pair of a sink head", "another pair of a sink head", "in a head without a sink")
 judged["role"] = np.select(
-    [judged.pair == judged.best_pair, judged.best_pair.notna()],
-    ["best pair of a sink head", "another pair of a sink head"],
-    "in a head without a sink",
+    [judged.pair == judged.best_pair, judged.best_pair.notna()], ROLES[:2], ROLES[2]
 )
 roles = pd.crosstab(judged.role, judged.within_region.map({True: "keeps", False: "breaks"}))
 roles["share that keeps the bounds"] = roles.keeps / roles.sum(axis=1)
+
+amplitude = np.nan_to_num(np.stack([features.layer(i).amplitude for i in qk.layer_indices]))
+strong, is_sink = np.zeros(amplitude.shape, dtype=bool), np.zeros(amplitude.shape, dtype=bool)
+strong[check.table.layer, check.table["head"], check.table.pair] = True
+is_sink[sinks.layer, sinks["head"]] = True
+# e^{jwΔ}, averaged over the keys that a query sees, then over the queries.
+turned = np.exp(1j * rope.inv_freq * np.arange(len(qk.prompts[0]))[:, None])
+mean_turn = (turned.cumsum(axis=0) / np.arange(1, len(turned) + 1)[:, None])[1:].mean(axis=0)
+rng = np.random.default_rng(0)
+drawn = {role: [] for role in ROLES}
+for _ in range(50):
+    angle = rng.uniform(0, 2 * PI, amplitude.shape)
+    keep = (angle >= PI / 2) & (angle + rope.inv_freq * rope.context <= 1.5 * PI)
+    pushed = -amplitude * np.real(np.exp(1j * angle) * mean_turn)
+    is_best = is_sink & (pushed == pushed.max(axis=-1, keepdims=True))
+    for role, chosen in zip(ROLES, (is_best, is_sink & ~is_best, ~is_sink), strict=True):
+        drawn[role].append(keep[strong & chosen].mean())
+roles["with random angles"] = pd.Series({role: np.mean(shares) for role, shares in drawn.items()})
+roles = roles.loc[list(ROLES)]
 roles
 
 # %%
-best_keep = roles.loc["best pair of a sink head", "share that keeps the bounds"]
-other_keep = judged[judged.pair != judged.best_pair].within_region.mean()
+measured_share, random_share = roles["share that keeps the bounds"], roles["with random angles"]
+assert (measured_share > random_share + 0.2).all()
 best = sinks.merge(
     table, left_on=["layer", "head", "best_pair"], right_on=["layer", "head", "pair"]
 )
 Markdown(
-    f"Where a strong feature is the very pair that makes the sink, {best_keep:.0%} keep both "
-    f"bounds; of the other strong features {other_keep:.0%} do. The bounds are kept best where the "
-    f"reason for them applies. The other way round: of {len(best)} sink heads, the best pair is an "
-    f"offset feature in {best.is_feature.mean():.0%}, and turns at most {best.cycles.max():.2f} "
-    f"cycles over the context in every one of them. A requirement on every key and every distance "
-    f"is sufficient for a sink and not necessary: what counts for attention is the *difference* "
-    f"between the sink's score and the others, over all pairs together."
+    f"Where a strong feature is the best pair of a sink head, {measured_share.iloc[0]:.0%} keep "
+    f"both bounds, but {random_share.iloc[0]:.0%} would with random angles. The lead over the "
+    f"other strong features could be one of selection. What selection does not explain is how far "
+    f"each row exceeds its own random share: {measured_share.iloc[1]:.0%} against "
+    f"{random_share.iloc[1]:.0%} in the other pairs of sink heads, {measured_share.iloc[2]:.0%} "
+    f"against {random_share.iloc[2]:.0%} in heads without a sink. The angles fit the requirement "
+    f"there, too.\n\n"
+    f"The other way round: of {len(best)} sink heads, the best pair is an offset feature in "
+    f"{best.is_feature.mean():.0%} ({table.is_feature.mean():.1%} of all pairs are), and turns at "
+    f"most {best.cycles.max():.2f} cycles over the context in every one of them. The best pair is "
+    f"the strongest, and not alone: tutorial 3 measures what the second one adds.\n\n"
+    f"Pushing every key down is neither sufficient for a sink ({roles.keeps.iloc[2]} such features "
+    f"are in heads without one) nor necessary ({roles.breaks.iloc[0]} best pairs break the "
+    f"bounds): what counts is the *difference* between the sink and the rest, over all pairs "
+    f"together."
 )
 
 # %% [markdown]
@@ -575,8 +642,7 @@ HEADS, D_HEAD = 4, 64
 
 
 def control(seed, plant=None):
-    """Bounds check of a random GPT-NeoX model; plant(rng) gives a pair and the angles of q and "
-    "k."""
+    """Bounds check of a random GPT-NeoX model; plant(rng) gives a pair and the angles of q, k."""
     torch.manual_seed(seed)
     config = GPTNeoXConfig(
         vocab_size=1000, hidden_size=HEADS * D_HEAD, intermediate_size=256, num_hidden_layers=8,
@@ -666,9 +732,9 @@ Markdown(
 # export LENS_ROPE_SECOND_MODEL="$(scripts/gemma)"  # Gemma-3 270M (240 MB, Gemma terms of use)
 # ```
 #
-# Gemma-3 is a good second case: it normalises queries and keys, has heads four times as wide, and
-# most of its layers see only a sliding window, so that $L$, and with it the bound, differs between
-# layers.
+# That file is in 4 bits, too (Q4_K_M). Gemma-3 is a good second case: it normalises queries and
+# keys, has heads four times as wide, and most of its layers see only a sliding window, so that $L$,
+# and with it the bound, differs between layers.
 
 
 # %%
@@ -727,14 +793,16 @@ else:
 #
 # Shown, on this model and this text:
 #
-# - The outliers of queries and keys belong to pairs, and most of them are constants that carry no
-#   information about the token.
+# - The outliers of queries and keys belong to pairs, and most of them are nearly constant: the mean
+#   is far larger than what varies from token to token (what varies is about as large as in an
+#   ordinary pair, or larger).
 # - A constant contributes $A \cos(\varphi + w\Delta)$, which matched the measured contribution of
 #   the strongest feature.
 # - If it must not lift any ordinary key within the context, then $\varphi \ge \pi/2$, $wL \le \pi$
 #   and $\varphi + wL \le 3\pi/2$.
-# - Strong offset features keep these bounds far above the base rate, and best where they make a
-#   sink. The check stays silent on planted features that have no such relation.
+# - Strong offset features keep these bounds far above the base rate, and more often than with
+#   random angles, in heads with a sink and without. The check stays silent on planted features that
+#   have no such relation.
 #
 # Not shown:
 #
