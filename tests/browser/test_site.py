@@ -68,11 +68,10 @@ def _offline(driver, offline):
 
 
 def visit(driver, served, name, *, width=1400, dark=False):
-    prepare(driver, width=width, dark=dark)
     # The theme keeps the colours of the last visit.
-    driver.execute_cdp_cmd(
-        "Storage.clearDataForOrigin", {"origin": served, "storageTypes": "local_storage"}
-    )
+    driver.get(f"{served}/llms.txt")
+    driver.execute_script("localStorage.clear()")
+    prepare(driver, width=width, dark=dark)
     driver.get(f"{served}/{name}.html")
     wait_for(driver, DRAWN, True)
 
