@@ -166,6 +166,9 @@ def reports() -> list[ReportData]:
         made.append(report(llama, [WORDS, WORDS[::-1]], context=64).data)
     if zoo.HookedTransformer is not None:
         made.append(report(zoo.hooked(rotary_dim=4), zoo.tokens(40)).data)
+    # As of a model without a tokenizer, which only HookedTransformer can be.
+    prompts = [dataclasses.replace(p, starts_with_bos=None) for p in made[-1].prompts]
+    made.append(dataclasses.replace(made[-1], prompts=type(made[-1].prompts)(prompts)))
     pairs = {(0, 0): [2], (1, 3): [0, 1]}
     for prompt in (WORDS, zoo.tokens(8), torch.tensor([5])):
         done = ablation_report(llama, prompt, pairs)
