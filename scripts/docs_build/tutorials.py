@@ -134,8 +134,13 @@ def add_to(files: Files, config: MkDocsConfig) -> None:
         download = nbformat.writes(read(path)) + "\n"
         files.append(File.generated(config, f"tutorials/notebooks/{page.name}", content=download))
     for library in ("Plotly", "CircuitsVis"):
-        name, content = _library_file(packed(library))
-        files.append(File.generated(config, f"javascripts/{name}", content=content))
+        code = packed(library)
+        identifier = _library_id(code)
+        content = (
+            f'(window.lensRopePacked = window.lensRopePacked || {{}})["{identifier}"] = "{code}";\n'
+        )
+        uri = f"javascripts/lens-rope-{identifier}.js"
+        files.append(File.generated(config, uri, content=content))
 
 
 def is_tutorial(page: Page) -> bool:
@@ -151,7 +156,7 @@ def finish(html: str, page: Page, files: Files, config: MkDocsConfig) -> str:
         page.edit_url = f"{config.repo_url.rstrip('/')}/edit/main/tutorials/{path.name}"
     html = _in_the_look_of_the_site(html)
     html = _share_libraries(html, page)
-    html = _check_links(html, page, files)
+    _check_links(html, page, files)
     page.toc = _contents(html)
     download = (
         f'<p class="tutorial-download"><a class="md-button" download '
@@ -261,34 +266,27 @@ def _figure(data: dict) -> str:
     return figures_output("", [shown.update_layout(layout).update_layout(meta=meta)])
 
 
-def _library_file(code: str) -> tuple[str, str]:
-    name = hashlib.sha256(code.encode()).hexdigest()[:16]
-    return (
-        f"lens-rope-{name}.js",
-        f'(window.lensRopePacked = window.lensRopePacked || {{}})["{name}"] = "{code}";\n',
-    )
+def _library_id(code: str) -> str:
+    return hashlib.sha256(code.encode()).hexdigest()[:16]
 
 
 def _share_libraries(html: str, page: Page) -> str:
     """The libraries that every output brings, once, as a file of the site."""
-    names = []
+    scripts = []
+    root = relpath(".", Path(page.file.dest_uri).parent.as_posix())
     for library in ("Plotly", "CircuitsVis"):
         code = packed(library)
-        name, _ = _library_file(code)
         if code in html:
-            identifier = name.removeprefix("lens-rope-").removesuffix(".js")
+            identifier = _library_id(code)
             html = html.replace(f'"{code}"', f'window.lensRopePacked["{identifier}"]')
-            names.append(name)
-    root = relpath(".", Path(page.file.dest_uri).parent.as_posix())
-    scripts = "".join(f'<script src="{root}/javascripts/{name}"></script>' for name in names)
-    return scripts + html
+            scripts.append(f'<script src="{root}/javascripts/lens-rope-{identifier}.js"></script>')
+    return "".join(scripts) + html
 
 
-def _check_links(html: str, page: Page, files: Files) -> str:
+def _check_links(html: str, page: Page, files: Files) -> None:
     """Warns of links of the prose that lead nowhere; mkdocs does not see them in a notebook."""
     here = Path(page.file.dest_uri).parent.as_posix()
     known = {file.dest_uri for file in files}
     for target in re.findall(r'(?:href|src)="(?![a-z]+:|#|//|/)([^"#?]+)', html):
         if normpath(join(here, target)) not in known | {""}:
             log.warning("%s links to %s, which is not there", page.file.src_uri, target)
-    return html
