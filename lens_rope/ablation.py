@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 import numpy as np
 import torch
 
-from lens_rope.capturing import checked_layers
 from lens_rope.errors import InputError, UnsupportedModelError, VerificationError
 from lens_rope.fit import fit_rope, rotated
 from lens_rope.hosts import Host, LayerReading, host_of
 from lens_rope.hosts.editing import Edit, EditPoint, Tables, suspended, turns
 from lens_rope.records import RotaryCapture
 from lens_rope.rotation import from_pairs, phases, rotate, to_pairs, unrotate
+from lens_rope.streaming import checked_layers
 from lens_rope.verify import TOLERANCE, pattern_error, score_errors, verify
 
 if TYPE_CHECKING:

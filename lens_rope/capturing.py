@@ -1,27 +1,18 @@
-"""From a model and prompts to a verified capture.
-
-Each prompt runs on its own, unpadded and uncached: a row of a padded batch gives the same numbers
-as its own run, and padding enters no statistic because it never enters the model. Each layer is
-fitted, verified and moved to the CPU as its hooks fire; the first layer that fails ends the
-capture with nothing returned.
-"""
+"""From a model and prompts to a verified capture: every layer of every prompt, or nothing."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lens_rope.errors import InputError, PromptError, UnsupportedModelError
-from lens_rope.fit import MIN_TOKENS, fit_rope, rotated
-from lens_rope.hosts import Host, LayerReading, host_of
-from lens_rope.hosts.editing import layers_changed_after_rotation
-from lens_rope.records import LayerCapture, ModelInfo, Prompt, RotaryCapture
-from lens_rope.spec import LayerRope, RopeSpec, ranges
-from lens_rope.text import pad_token_id, starts_with_bos, token_texts, tokenize
-from lens_rope.verify import TOLERANCE, check_finite, verify
+from lens_rope.errors import InputError, PromptError
+from lens_rope.hosts import host_of
+from lens_rope.records import LayerCapture, ModelInfo, RotaryCapture
+from lens_rope.spec import RopeSpec
+from lens_rope.streaming import LayerStream
+from lens_rope.text import pad_token_id, tokenize
 
 if TYPE_CHECKING:
     from jaxtyping import Int
@@ -66,43 +57,27 @@ def capture(
         UnsupportedModelError: The model has no RoPE, or cannot be read by any route.
         VerificationError: What was read does not reproduce the model's scores.
     """
-    host = host_of(model)
-    layers = checked_layers(host, layers)
-    if context is not None and context < 1:
-        raise InputError(f"context is {context}; it must be at least 1 token")
+    stream = LayerStream(model, layers, context=context)
     rows = token_rows(model, prompts, attention_mask=attention_mask, prepend_bos=prepend_bos)
-    changed = sorted(layers_changed_after_rotation(model) & set(layers))
-    if changed:
-        raise InputError(
-            f"layers {ranges(changed)} are inside ablate_frequencies, which changes queries or "
-            "keys after their rotation, so what is read there could not be verified; leave these "
-            "layers out, or capture outside of it (ablation_report compares inside and outside)"
-        )
-    records, done = [], 0
-    named = _named(model, host, rows, names, max_tokens)
+    named = [
+        stream.prompt(name, row, max_tokens)
+        for name, row in zip(_names(names, len(rows)), rows, strict=True)
+    ]
+    records: list[tuple[LayerCapture, ...]] = []
     for prompt in named:
         captured: list[LayerCapture] = []
-        ropes = _short_prompt_ropes(host, prompt, layers)
 
-        def visit(reading: LayerReading, captured: list = captured, ropes: dict = ropes) -> None:
-            nonlocal done
-            check_finite(reading, host.info.name)
-            rope = ropes.get(reading.layer) or fit_rope(reading)
-            if context is not None:
-                rope = dataclasses.replace(rope, trained_context=context)
-            captured.append(_layer_capture(reading, rope, host.info.name))
-            done += 1
+        def keep(record: LayerCapture, captured: list[LayerCapture] = captured) -> None:
+            captured.append(record)
             if progress is not None:
-                progress(done, len(named) * len(layers))
+                done = len(records) * len(stream.layers) + len(captured)
+                progress(done, len(named) * len(stream.layers))
 
-        host.read(prompt.token_ids, layers, visit)
+        stream.run(prompt, keep)
         records.append(tuple(captured))
-    if not any(record.rope.n_pairs for record in records[0]) and layers == host.attention_layers:
-        raise UnsupportedModelError(f"no layer of {host.info.name} rotates its queries and keys")
-    # Configurations count the components and heads of some architectures in other ways.
-    first = records[0][0]
-    info = dataclasses.replace(host.info, d_head=first.rope.d_head, n_kv_heads=first.n_kv_heads)
-    return RotaryCapture(info, tuple(named), layers, tuple(records))
+    stream.refuse_unrotated(record.rope for record in records[0])
+    info = stream.info(records[0][0])
+    return RotaryCapture(info, tuple(named), stream.layers, tuple(records))
 
 
 def read_rope(
@@ -193,95 +168,12 @@ def token_rows(
     return [row.tolist() for row in kept]
 
 
-def checked_layers(host: Host, layers: Sequence[int] | None) -> tuple[int, ...]:
-    """The layers to read, ascending and without repeats.
-
-    Raises:
-        InputError: One of them does not exist or has no attention.
-    """
-    if layers is None:
-        return host.attention_layers
-    wanted = tuple(sorted(set(layers)))
-    unknown = [layer for layer in wanted if layer not in host.attention_layers]
-    if unknown or not wanted:
-        raise InputError(
-            f"layers {list(unknown or wanted)} cannot be read; {host.info.name} has attention in "
-            f"{len(host.attention_layers)} layers, numbered {host.attention_layers[0]} to "
-            f"{host.attention_layers[-1]}; choose among them"
-        )
-    return wanted
-
-
-def _layer_capture(reading: LayerReading, rope: LayerRope, model_name: str) -> LayerCapture:
-    if reading.q.dtype not in TOLERANCE:
-        raise InputError(
-            f"the model computes in {reading.q.dtype}; load it in float32, bfloat16 or float16"
-        )
-    q, k = rotated(reading, rope)
-    check = verify(q, k, rope, reading, model_name)
-    sinks = reading.sinks
-    return LayerCapture(
-        rope=rope,
-        q=q.float().cpu().contiguous(),
-        k=k.float().cpu().contiguous(),
-        scale=reading.scale,
-        softcap=reading.softcap,
-        # A copy: on the CPU this is the model's own parameter.
-        sinks=None if sinks is None else sinks.to("cpu", torch.float32, copy=True),
-        check=check,
-    )
-
-
-def _short_prompt_ropes(
-    host: Host, prompt: Prompt, layers: tuple[int, ...]
-) -> dict[int, LayerRope]:
-    """Rotations for a prompt that is too short to tell them, from its tokens repeated."""
-    ropes: dict[int, LayerRope] = {}
-
-    def visit(reading: LayerReading) -> None:
-        check_finite(reading, host.info.name)
-        rope = ropes[reading.layer] = fit_rope(reading)
-        # One token is not rotated at all, so the prompt itself would not tell a wrong rotation.
-        verify(*rotated(reading, rope), rope, reading, host.info.name)
-
-    if len(prompt) < MIN_TOKENS:
-        token_ids = (prompt.token_ids * MIN_TOKENS)[:MIN_TOKENS]
-        host.read(token_ids, layers, visit)
-    return ropes
-
-
-def _named(
-    model: Any,
-    host: Host,
-    rows: list[list[int]],
-    names: Sequence[str] | None,
-    max_tokens: int | None,
-) -> list[Prompt]:
-    """Prompts with their token texts, cut where asked and checked against the context."""
-    if max_tokens is not None and max_tokens < 1:
-        raise InputError(f"max_tokens is {max_tokens}; it must be at least 1")
+def _names(names: Sequence[str] | None, count: int) -> Sequence[str]:
     if names is None:
-        names = [f"prompt {i}" for i in range(len(rows))]
-    elif len(names) != len(rows):
-        raise InputError(f"{len(names)} names for {len(rows)} prompts; give one each")
-    prompts = []
-    for name, row in zip(names, rows, strict=True):
-        token_ids = row[:max_tokens]
-        if len(token_ids) > host.max_tokens:
-            raise PromptError(
-                f"{name} has {len(token_ids)} tokens and the context of {host.info.name} is "
-                f"{host.max_tokens}; shorten it or cut it to a maximum of tokens"
-            )
-        prompts.append(
-            Prompt(
-                name=name,
-                token_ids=tuple(token_ids),
-                tokens=token_texts(model, token_ids),
-                starts_with_bos=starts_with_bos(model, token_ids),
-                cut_from=len(row) if len(row) > len(token_ids) else None,
-            )
-        )
-    return prompts
+        return [f"prompt {i}" for i in range(count)]
+    if len(names) != count:
+        raise InputError(f"{len(names)} names for {count} prompts; give one each")
+    return names
 
 
 def _refuse_hidden_padding(ids: torch.Tensor, pad: int | None) -> None:

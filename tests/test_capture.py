@@ -248,7 +248,7 @@ def test_model_is_left_as_it_was(host_model, fails, monkeypatch):
     seen.clear()
     before = state_of(host_model)
     if fails:
-        monkeypatch.setattr("lens_rope.capturing.verify", lambda *a: 1 / 0)
+        monkeypatch.setattr("lens_rope.streaming.verify", lambda *a: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             capture(host_model, tokens)
     else:

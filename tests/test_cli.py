@@ -218,14 +218,14 @@ def test_check_prints_the_verification(run, tiny):
 
 
 def test_check_names_the_layer_that_fails_and_shows_the_others(run, tiny, monkeypatch):
-    import lens_rope.capturing as capture_module
+    from lens_rope import streaming
 
-    verify = capture_module.verify
+    verify = streaming.verify
 
     def break_layer_one(q, k, rope, reading, name):
         return verify(q * (1.01 if rope.layer == 1 else 1), k, rope, reading, name)
 
-    monkeypatch.setattr(capture_module, "verify", break_layer_one)
+    monkeypatch.setattr(streaming, "verify", break_layer_one)
     code, out, err = run("check", tiny, "--text", TEXT, "--format", "csv")
     assert code == 1
     assert one_sentence(err).startswith("layer 1 of llama cannot be read exactly: score error")

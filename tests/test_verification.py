@@ -10,7 +10,7 @@ import pytest
 import torch
 import zoo
 
-import lens_rope.capturing as capture_module
+from lens_rope import streaming
 from lens_rope.capturing import capture
 from lens_rope.errors import VerificationError
 
@@ -22,7 +22,7 @@ def misread(monkeypatch):
     """Replaces fields of the fitted rotation of layer 1 before it is used."""
 
     def install(**changes):
-        fit = capture_module.fit_rope
+        fit = streaming.fit_rope
 
         def wrong(reading):
             rope = fit(reading)
@@ -34,7 +34,7 @@ def misread(monkeypatch):
             }
             return dataclasses.replace(rope, **values)
 
-        monkeypatch.setattr(capture_module, "fit_rope", wrong)
+        monkeypatch.setattr(streaming, "fit_rope", wrong)
 
     return install
 
@@ -44,7 +44,7 @@ def misshow(monkeypatch):
     """Replaces fields of the reading of layer 1 before it is used."""
 
     def install(**changes):
-        host_of = capture_module.host_of
+        host_of = streaming.host_of
 
         def wrong(model):
             host = host_of(model)
@@ -62,7 +62,7 @@ def misshow(monkeypatch):
             host.read = read_wrongly
             return host
 
-        monkeypatch.setattr(capture_module, "host_of", wrong)
+        monkeypatch.setattr(streaming, "host_of", wrong)
 
     return install
 
@@ -236,7 +236,7 @@ def test_other_precisions_are_refused(host_model):
     assert double.max_relative_error < 1e-6
     assert double.layer(0).q.dtype == torch.float32
     with pytest.raises(InputError, match="load it in float32, bfloat16 or float16"):
-        capture_module._layer_capture(
+        streaming._layer_capture(
             dataclasses.make_dataclass("Reading", ["q"])(torch.zeros(1, 1, 2, dtype=torch.int8)),
             None,
             "model",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lens_rope.capturing import capture, checked_layers, model_shape, token_rows
+from lens_rope.capturing import capture, model_shape, token_rows
 from lens_rope.errors import InputError, PromptError
 from lens_rope.hosts import host_of
 from lens_rope.reporting.analysis import LayerAnalysis, analyse, merge
@@ -31,6 +31,7 @@ from lens_rope.reporting.shard import (
     worst_check,
 )
 from lens_rope.spectrum import layer_keys, merge_keys, no_keys
+from lens_rope.streaming import checked_layers
 
 if TYPE_CHECKING:
     from jaxtyping import Int

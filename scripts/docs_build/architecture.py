@@ -55,7 +55,7 @@ FLOW = (
     Stage(
         "Capture",
         "Fits the rotation, verifies each layer, or refuses.",
-        ("capturing", "fit", "text", "verify"),
+        ("capturing", "fit", "streaming", "text", "verify"),
     ),
     Stage(
         "Decomposition",

@@ -1,0 +1,213 @@
+"""One prompt through the model, layer by layer, each verified as its hooks fire.
+
+A prompt runs on its own, unpadded and uncached: a row of a padded batch gives the same numbers as
+its own run, and padding enters no statistic because it never enters the model. Each layer is
+fitted, verified, moved to the CPU and handed over before the next layer runs; the first layer that
+fails ends the run. Whoever takes the layers decides what to keep: `capture` keeps them all, a
+report reduces them to numbers and lets them go.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lens_rope.errors import InputError, PromptError, UnsupportedModelError
+from lens_rope.fit import MIN_TOKENS, fit_rope, rotated
+from lens_rope.hosts import Host, LayerReading, host_of
+from lens_rope.hosts.editing import layers_changed_after_rotation
+from lens_rope.records import LayerCapture, ModelInfo, Prompt
+from lens_rope.spec import LayerRope, ranges
+from lens_rope.text import starts_with_bos, token_texts
+from lens_rope.verify import TOLERANCE, check_finite, verify
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+Visit = Callable[[LayerCapture], None]
+"""Called with each layer, in order."""
+
+
+class LayerStream:
+    """A model opened for reading.
+
+    Attributes:
+        host: The model's host.
+        layers: The layers that are read, ascending.
+    """
+
+    def __init__(
+        self, model: Any, layers: Sequence[int] | None = None, *, context: int | None = None
+    ) -> None:
+        """Checks what can be told without running the model.
+
+        Args:
+            model: A `HookedTransformer` or `TransformerBridge`. It is left as it was.
+            layers: Layers to read; None reads all.
+            context: Trained context in tokens, in place of the model's own.
+
+        Raises:
+            InputError: A layer or the context is out of range, the model is of another class, or
+                `ablate_frequencies` is changing one of these layers.
+            UnsupportedModelError: The model has no RoPE.
+        """
+        self.host = host_of(model)
+        self.layers = checked_layers(self.host, layers)
+        self._model, self._context = model, context
+        if context is not None and context < 1:
+            raise InputError(f"context is {context}; it must be at least 1 token")
+        changed = sorted(layers_changed_after_rotation(model) & set(self.layers))
+        if changed:
+            raise InputError(
+                f"layers {ranges(changed)} are inside ablate_frequencies, which changes queries or "
+                "keys after their rotation, so what is read there could not be verified; leave "
+                "these layers out, or capture outside of it (ablation_report compares inside and "
+                "outside)"
+            )
+
+    def prompt(self, name: str, token_ids: Sequence[int], max_tokens: int | None = None) -> Prompt:
+        """A prompt with its token texts, cut where asked.
+
+        Args:
+            name: How it is called.
+            token_ids: Its tokens, without padding.
+            max_tokens: Cut it to this many tokens where it is longer.
+
+        Raises:
+            InputError: `max_tokens` is below 1.
+            PromptError: It is longer than what the model takes.
+        """
+        if max_tokens is not None and max_tokens < 1:
+            raise InputError(f"max_tokens is {max_tokens}; it must be at least 1")
+        kept = list(token_ids[:max_tokens])
+        if len(kept) > self.host.max_tokens:
+            raise PromptError(
+                f"{name} has {len(kept)} tokens and the context of {self.host.info.name} is "
+                f"{self.host.max_tokens}; shorten it or cut it to a maximum of tokens"
+            )
+        return Prompt(
+            name=name,
+            token_ids=tuple(kept),
+            tokens=token_texts(self._model, kept),
+            starts_with_bos=starts_with_bos(self._model, kept),
+            cut_from=len(token_ids) if len(token_ids) > len(kept) else None,
+        )
+
+    def run(self, prompt: Prompt, visit: Visit) -> None:
+        """Runs one prompt as far as the last layer that is read; the model is left as it was.
+
+        Args:
+            prompt: What `prompt` made.
+            visit: Called with each layer's queries and keys, on the CPU in float32.
+
+        Raises:
+            UnsupportedModelError: A layer cannot be read by any route.
+            VerificationError: What was read does not reproduce the model's scores.
+        """
+        self.host.read(prompt.token_ids, self.layers, self._verified(prompt, visit))
+
+    def run_to_logits(self, prompt: Prompt, visit: Visit) -> Float[torch.Tensor, "pos vocab"]:
+        """As `run`, and on to the model's end.
+
+        Returns:
+            `[pos, vocab]` Logits in float32, on the model's device.
+        """
+        return self.host.read_logits(prompt.token_ids, self.layers, self._verified(prompt, visit))
+
+    def info(self, record: LayerCapture) -> ModelInfo:
+        """Name and shape of the model.
+
+        Args:
+            record: A layer that was read; configurations count the components and heads of some
+                architectures in other ways.
+        """
+        return dataclasses.replace(
+            self.host.info, d_head=record.rope.d_head, n_kv_heads=record.n_kv_heads
+        )
+
+    def refuse_unrotated(self, ropes: Iterable[LayerRope]) -> None:
+        """Refuses a model of which all layers were read and none rotates.
+
+        Args:
+            ropes: The rotation of each layer that was read.
+
+        Raises:
+            UnsupportedModelError: No layer of the model rotates.
+        """
+        if self.layers == self.host.attention_layers and not any(rope.n_pairs for rope in ropes):
+            raise UnsupportedModelError(
+                f"no layer of {self.host.info.name} rotates its queries and keys"
+            )
+
+    def _verified(self, prompt: Prompt, visit: Visit) -> Callable[[LayerReading], None]:
+        ropes = _short_prompt_ropes(self.host, prompt, self.layers)
+        name = self.host.info.name
+
+        def take(reading: LayerReading) -> None:
+            check_finite(reading, name)
+            rope = ropes.get(reading.layer) or fit_rope(reading)
+            if self._context is not None:
+                rope = dataclasses.replace(rope, trained_context=self._context)
+            visit(_layer_capture(reading, rope, name))
+
+        return take
+
+
+def checked_layers(host: Host, layers: Sequence[int] | None) -> tuple[int, ...]:
+    """The layers to read, ascending and without repeats.
+
+    Raises:
+        InputError: One of them does not exist or has no attention.
+    """
+    if layers is None:
+        return host.attention_layers
+    wanted = tuple(sorted(set(layers)))
+    unknown = [layer for layer in wanted if layer not in host.attention_layers]
+    if unknown or not wanted:
+        raise InputError(
+            f"layers {list(unknown or wanted)} cannot be read; {host.info.name} has attention in "
+            f"{len(host.attention_layers)} layers, numbered {host.attention_layers[0]} to "
+            f"{host.attention_layers[-1]}; choose among them"
+        )
+    return wanted
+
+
+def _layer_capture(reading: LayerReading, rope: LayerRope, model_name: str) -> LayerCapture:
+    if reading.q.dtype not in TOLERANCE:
+        raise InputError(
+            f"the model computes in {reading.q.dtype}; load it in float32, bfloat16 or float16"
+        )
+    q, k = rotated(reading, rope)
+    check = verify(q, k, rope, reading, model_name)
+    sinks = reading.sinks
+    return LayerCapture(
+        rope=rope,
+        q=q.float().cpu().contiguous(),
+        k=k.float().cpu().contiguous(),
+        scale=reading.scale,
+        softcap=reading.softcap,
+        # A copy: on the CPU this is the model's own parameter.
+        sinks=None if sinks is None else sinks.to("cpu", torch.float32, copy=True),
+        check=check,
+    )
+
+
+def _short_prompt_ropes(
+    host: Host, prompt: Prompt, layers: tuple[int, ...]
+) -> dict[int, LayerRope]:
+    """Rotations for a prompt that is too short to tell them, from its tokens repeated."""
+    ropes: dict[int, LayerRope] = {}
+
+    def visit(reading: LayerReading) -> None:
+        check_finite(reading, host.info.name)
+        rope = ropes[reading.layer] = fit_rope(reading)
+        # One token is not rotated at all, so the prompt itself would not tell a wrong rotation.
+        verify(*rotated(reading, rope), rope, reading, host.info.name)
+
+    if len(prompt) < MIN_TOKENS:
+        token_ids = (prompt.token_ids * MIN_TOKENS)[:MIN_TOKENS]
+        host.read(token_ids, layers, visit)
+    return ropes
