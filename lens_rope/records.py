@@ -103,6 +103,10 @@ class LayerCheck:
         head_residual: `[head]` Largest absolute difference between the model's score and the sum
             of contributions and pass-through, in score units (after soft-cap where there is one,
             up to a constant per query where only the pattern is shown).
+        checked_queries: Number of queries whose scores and attention were compared; None is all,
+            as in every pass in which the host formed them.
+        output: In a fused pass, the largest difference of its attention output from that of the
+            host's own attention, over these queries, relative to the largest output; else nan.
     """
 
     layer: int
@@ -112,6 +116,8 @@ class LayerCheck:
     norm: float
     angle: float
     head_residual: tuple[float, ...]
+    checked_queries: int | None = None
+    output: float = float("nan")
 
     @property
     def relative_error(self) -> float:

@@ -7,11 +7,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch.utils.hooks import RemovableHandle
 
 from lens_rope.errors import LensRopeError, UnsupportedModelError
@@ -21,6 +21,10 @@ from lens_rope.records import ModelInfo, Route
 
 Tensor = torch.Tensor
 Hook = tuple[str, Callable[..., None]]
+
+Attention = Literal["eager", "fused"]
+"""How a forward pass computes attention: as the host does, which forms all scores of a layer at
+once, or by `scaled_dot_product_attention` and in blocks of queries, which never does."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,14 +44,18 @@ class LayerReading:
         sin: `[pos, width]` Sines, likewise.
         inv_freq_candidates: `[pair]` each, arrays the model's own modules hold, in rad/token. They
             are only used where they agree with `cos` and `sin`.
-        scores: `[head, q_pos, k_pos]` What the host's `hook_attn_scores` says.
-        pattern: `[head, q_pos, k_pos]` Attention after softmax.
+        scores: `[head, row, k_pos]` What the host's own attention makes of queries and keys, after
+            soft-cap; in a fused pass only for the queries in `rows`.
+        pattern: `[head, row, k_pos]` Attention after softmax, for the same queries.
         scale: What query-key products are multiplied by.
         softcap: Soft-cap of the scores, or None.
         sinks: `[head]` Learned sink logits, or None.
         window: Sliding window in tokens, or None.
         trained_context: Context of the model in tokens.
         edit_at: Where queries and keys can be changed in the running model.
+        rows: `[row]` The queries, ascending, that `scores` and `pattern` are of; None is all.
+        output_error: In a fused pass, the largest difference between its attention output and that
+            of `pattern` and the values, over the queries in `rows`, relative to the largest output.
     """
 
     layer: int
@@ -67,6 +75,8 @@ class LayerReading:
     window: int | None
     trained_context: int
     edit_at: tuple[EditPoint, EditPoint]
+    rows: Int[Tensor, " row"] | None = None
+    output_error: float | None = None
 
 
 class Host(ABC):
