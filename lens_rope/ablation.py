@@ -39,6 +39,8 @@ Pairs = (
 """`{(layer, head): [pair, ...]}`; head None is every head, layer None every layer."""
 
 _PROBE_TOKENS = 64
+"""Tokens of the passes that show the rotations, and that the model takes a change over."""
+
 _FLOAT32_EPS = float(np.finfo(np.float32).eps)
 
 
@@ -130,20 +132,51 @@ def ablate_frequencies(
         VerificationError: The model does not compute what the change implies.
     """
     host = host_of(model)
-    plans = plan_ablation(host, pairs, how, offsets)
+    with ablated(host, plan_ablation(host, pairs, how, offsets)):
+        yield
+
+
+@contextmanager
+def ablated(
+    host: Host, plans: Mapping[int, LayerPlan], *, n_tokens: int = _PROBE_TOKENS
+) -> Iterator[None]:
+    """Runs the model with what is planned; errors as `ablate_frequencies`.
+
+    Args:
+        host: The model's host.
+        plans: What is to be changed in each layer, see `plan_ablation`.
+        n_tokens: Length of the pass that shows that the model takes the change over, the same as
+            for the plan: some rotations depend on it.
+
+    Yields:
+        Nothing; the model is changed until the context ends.
+    """
     with ExitStack() as stack:
         edits = {
             layer: [_installed(host, plan, side, stack) for side in _sides(plan)]
             for layer, plan in plans.items()
         }
-        _probe(host, plans, edits)
+        _probe(host, plans, edits, n_tokens)
         yield
 
 
 def plan_ablation(
-    host: Host, pairs: Pairs, how: How, offsets: Offsets | None = None
+    host: Host,
+    pairs: Pairs,
+    how: How,
+    offsets: Offsets | None = None,
+    *,
+    n_tokens: int = _PROBE_TOKENS,
 ) -> dict[int, LayerPlan]:
-    """What is to be changed in each layer; arguments and errors as `ablate_frequencies`."""
+    """What is to be changed in each layer; arguments and errors as `ablate_frequencies`.
+
+    Args:
+        host: The model's host.
+        pairs: Which pairs of which heads.
+        how: What is done to them.
+        offsets: For `mean`, the mean query pairs before rotation.
+        n_tokens: Length of the pass that shows the rotation of each layer.
+    """
     if how not in get_args(How):
         raise InputError(f"unknown how {how!r}; choose one of {', '.join(get_args(How))}")
     if how == "mean" and offsets is None:
@@ -184,7 +217,7 @@ def plan_ablation(
         )
 
     with suspended(host.model):
-        host.read(_probe_tokens(host), layers, visit)
+        host.read(_probe_tokens(host, n_tokens), layers, visit)
     if not plans:
         raise InputError(f"no layer of {host.info.name} rotates its queries and keys")
     return plans
@@ -356,11 +389,13 @@ class _Change:
         return z * (turn / turn.abs()).conj()
 
 
-def _probe_tokens(host: Host) -> range:
-    return range(min(_PROBE_TOKENS, host.trained_context, int(host.model.cfg.d_vocab)))
+def _probe_tokens(host: Host, n_tokens: int) -> range:
+    return range(min(n_tokens, host.trained_context, int(host.model.cfg.d_vocab)))
 
 
-def _probe(host: Host, plans: dict[int, LayerPlan], edits: dict[int, list[Edit]]) -> None:
+def _probe(
+    host: Host, plans: Mapping[int, LayerPlan], edits: dict[int, list[Edit]], n_tokens: int
+) -> None:
     """Runs the changed model on a few tokens and checks that it does what is meant."""
 
     def visit(reading: LayerReading) -> None:
@@ -373,7 +408,7 @@ def _probe(host: Host, plans: dict[int, LayerPlan], edits: dict[int, list[Edit]]
     try:
         for edit in every:
             edit.is_recording = True
-        host.read(_probe_tokens(host), sorted(plans), visit)
+        host.read(_probe_tokens(host, n_tokens), sorted(plans), visit)
     finally:
         for edit in every:
             edit.is_recording, edit.given = False, None

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from lens_rope.ablation import How, LayerPlan, Offsets, Pairs, ablate_frequencies, plan_ablation
-from lens_rope.capturing import capture
+from lens_rope.ablation import How, LayerPlan, Offsets, Pairs, ablated, plan_ablation
+from lens_rope.capturing import token_rows
 from lens_rope.errors import InputError
+from lens_rope.heads import only_heads
 from lens_rope.hosts import Host, LayerReading, host_of
 from lens_rope.hosts.editing import edits_of
+from lens_rope.scores import pattern_of, query_blocks, soft_capped
 from lens_rope.sink_heads import COLLAPSED
 from lens_rope.sinks import MIN_TOKENS, SINK_THRESHOLD, head_shares
+from lens_rope.streaming import LayerStream
 from lens_rope.words import percent
 
 if TYPE_CHECKING:
@@ -25,11 +28,21 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
     from jaxtyping import Float, Int
 
-    from lens_rope.records import LayerCapture, RotaryCapture
+    from lens_rope.records import LayerCapture, Prompt
+    from lens_rope.sinks import HeadShares
     from lens_rope.views.ablation_figures import Attention
 
 HeadPairs = dict[tuple[int, int], tuple[int, ...]]
 """Pairs by (layer, head)."""
+
+CONTROLS = 3
+"""Draws of other pairs, unless asked for otherwise."""
+
+_PROBE_TOKENS = 16
+"""Every change is checked before it is compared with; the text itself is much longer than this."""
+
+_LOSS_ROWS = 256
+"""Queries whose losses are formed at a time, so that logits are not held twice."""
 
 
 @dataclass(frozen=True)
@@ -216,7 +229,7 @@ def ablation_report(
     how: How = "zero",
     *,
     offsets: Offsets | None = None,
-    controls: int = 3,
+    controls: int = CONTROLS,
     seed: int = 0,
     max_tokens: int | None = None,
     names: Sequence[str] | None = None,
@@ -251,49 +264,111 @@ def ablation_report(
     host = host_of(model)
     if controls < 1:
         raise InputError(f"controls is {controls}; at least 1 draw is needed to compare with")
-    if edits_of(model):
-        raise InputError(
-            "the model is inside ablate_frequencies; leave that context, the report enters its own"
-        )
-    plans = plan_ablation(host, pairs, how, offsets)
-    ablated = _by_head(plans)
-    generator = np.random.default_rng(seed)
-    draws = [_draw(plans, how, generator) for _ in range(controls)]
-    before = capture(model, prompts, sorted(plans), names=names, max_tokens=max_tokens)
-    sinks = [_sink_positions(before, ablated, prompt) for prompt in range(len(before.prompts))]
-    runs = []
-    for chosen in (None, ablated, *draws):
-        context = (
-            nullcontext()
-            if chosen is None
-            else ablate_frequencies(model, chosen, how, offsets=offsets)
-        )
-        with context:
-            runs.append(
-                [
-                    _run(host, before, prompt, ablated, sinks[prompt])
-                    for prompt in range(len(before.prompts))
-                ]
-            )
-    lengths = [len(prompt) for prompt in before.prompts]
-    merged = [_merged(run, lengths) for run in runs]
-    return AblationReport(
-        model=before.model.name,
-        how=how,
-        pairs=ablated,
-        prompts=tuple(prompt.name for prompt in before.prompts),
-        n_tokens=sum(lengths),
-        loss_before=merged[0].loss,
-        loss_after=merged[1].loss,
-        loss_controls=tuple(run.loss for run in merged[2:]),
-        heads=tuple(_effects(ablated, sinks, merged)),
-        notes=_notes(lengths),
-    )
+    _refuse_inside(model)
+    plans = plan_ablation(host, pairs, how, offsets, n_tokens=_PROBE_TOKENS)
+    runs = _planned_runs(plans, how, controls, seed)
+    heads: dict[int, list[int]] = {}
+    for layer, head in _by_head(plans):
+        heads.setdefault(layer, []).append(head)
+    stream = LayerStream(model, sorted(plans))
+    rows = token_rows(model, prompts)
+    names = [f"prompt {i}" for i in range(len(rows))] if names is None else names
+    if len(names) != len(rows):
+        raise InputError(f"{len(names)} names for {len(rows)} prompts; give one each")
+    named = [stream.prompt(name, row, max_tokens) for name, row in zip(names, rows, strict=True)]
+    return _compared(host, how, runs, [_read_baseline(stream, prompt, heads) for prompt in named])
+
+
+def compare_with_baseline(
+    model: Any,
+    baseline: Baseline,
+    pairs: Pairs,
+    *,
+    controls: int = CONTROLS,
+    seed: int = 0,
+) -> AblationReport:
+    """As `ablation_report` with `zero` on one prompt of which the unchanged model was read before.
+
+    Args:
+        model: The model, outside of `ablate_frequencies`.
+        baseline: The prompt in the unchanged model, with every head that is ablated.
+        pairs: As for `ablate_frequencies`.
+        controls: Number of draws of other pairs.
+        seed: Seed of the draws.
+
+    Raises:
+        InputError: As `ablation_report`.
+        UnsupportedModelError: Likewise.
+        VerificationError: Likewise.
+    """
+    host = host_of(model)
+    _refuse_inside(model)
+    plans = plan_ablation(host, pairs, "zero", n_tokens=_PROBE_TOKENS)
+    return _compared(host, "zero", _planned_runs(plans, "zero", controls, seed), [baseline])
+
+
+@dataclass(frozen=True, eq=False)
+class BaselineLayer:
+    """One layer of one prompt in the unchanged model.
+
+    Attributes:
+        heads: The heads that are ablated.
+        record: Queries and keys of these heads alone.
+        shares: Attention shares of all heads.
+    """
+
+    heads: tuple[int, ...]
+    record: LayerCapture
+    shares: HeadShares
+
+
+@dataclass(frozen=True, eq=False)
+class Baseline:
+    """One prompt in the unchanged model.
+
+    Attributes:
+        prompt: The prompt.
+        layers: By index, the layers with heads that are ablated.
+        loss: Mean next-token cross-entropy, nats/token; nan for one token.
+    """
+
+    prompt: Prompt
+    layers: Mapping[int, BaselineLayer]
+    loss: float
+
+
+def baseline_layer(record: LayerCapture, shares: HeadShares, heads: Sequence[int]) -> BaselineLayer:
+    """What is kept of one layer to compare with: copies of what some of its heads need.
+
+    Args:
+        record: Queries and keys of the layer.
+        shares: Its attention shares.
+        heads: The heads that are ablated, ascending.
+    """
+    return BaselineLayer(tuple(heads), only_heads(record, heads), shares)
+
+
+def next_token_loss(logits: Float[torch.Tensor, "pos vocab"], token_ids: Sequence[int]) -> float:
+    """Mean next-token cross-entropy in nats/token; nan for one token.
+
+    Args:
+        logits: `[pos, vocab]` What the model predicts after each token.
+        token_ids: `[pos]` The tokens.
+    """
+    if len(token_ids) < 2:
+        return math.nan
+    targets = torch.tensor(token_ids[1:], dtype=torch.long, device=logits.device)
+    total = 0.0
+    for start in range(0, len(targets), _LOSS_ROWS):
+        of = slice(start, min(start + _LOSS_ROWS, len(targets)))
+        losses = torch.nn.functional.cross_entropy(logits[of], targets[of], reduction="none")
+        total += float(losses.double().cpu().sum())
+    return total / len(targets)
 
 
 @dataclass(frozen=True, eq=False)
 class _Run:
-    """What one forward pass shows, or the mean of several.
+    """What the ablated heads and the loss are in one forward pass, or their mean over several.
 
     Attributes:
         loss: Mean next-token cross-entropy, nats/token.
@@ -340,53 +415,131 @@ def _draw(plans: dict[int, LayerPlan], how: How, generator: np.random.Generator)
     return drawn
 
 
-def _sink_positions(before: RotaryCapture, ablated: HeadPairs, prompt: int) -> tuple[int, ...]:
-    """`[ablated]` The key with the largest sink share, see `sinks.head_shares`."""
-    layers = dict.fromkeys(layer for layer, _ in ablated)
-    shares = {layer: head_shares(before.layer(layer, prompt=prompt)) for layer in layers}
-    return tuple(int(shares[layer].sink_position[head]) for layer, head in ablated)
+def _refuse_inside(model: Any) -> None:
+    if edits_of(model):
+        raise InputError(
+            "the model is inside ablate_frequencies; leave that context, the report enters its own"
+        )
 
 
-def _run(
-    host: Host, before: RotaryCapture, prompt: int, ablated: HeadPairs, sinks: tuple[int, ...]
-) -> _Run:
+def _planned_runs(
+    plans: dict[int, LayerPlan], how: How, controls: int, seed: int
+) -> list[dict[int, LayerPlan]]:
+    """The plans as they are, and with other pairs for each control."""
+    generator = np.random.default_rng(seed)
+    draws = [_draw(plans, how, generator) for _ in range(controls)]
+    return [plans, *(_with_pairs(plans, drawn) for drawn in draws)]
+
+
+def _with_pairs(plans: dict[int, LayerPlan], pairs: HeadPairs) -> dict[int, LayerPlan]:
+    """The same plans with other pairs of the same heads; all else holds for any pair."""
+    out = {}
+    for layer, plan in plans.items():
+        chosen = torch.zeros_like(plan.chosen)
+        for head in range(len(chosen)):
+            chosen[head, list(pairs.get((layer, head), ()))] = True
+        out[layer] = dataclasses.replace(plan, chosen=chosen)
+    return out
+
+
+def _read_baseline(
+    stream: LayerStream, prompt: Prompt, heads: Mapping[int, Sequence[int]]
+) -> Baseline:
+    """One prompt in the unchanged model, by layer the heads that are ablated."""
+    layers: dict[int, BaselineLayer] = {}
+
+    def visit(record: LayerCapture) -> None:
+        layer = record.rope.layer
+        layers[layer] = baseline_layer(record, head_shares(record), heads[layer])
+
+    logits = stream.run_to_logits(prompt, visit)
+    return Baseline(prompt, layers, next_token_loss(logits, prompt.token_ids))
+
+
+def _compared(
+    host: Host, how: How, runs: Sequence[dict[int, LayerPlan]], baselines: Sequence[Baseline]
+) -> AblationReport:
+    """Every run on every prompt, beside the unchanged model. The first run is the one meant."""
+    pairs = _by_head(runs[0])
+    results = [[_unchanged(baseline, pairs) for baseline in baselines]]
+    for plans in runs:
+        with ablated(host, plans, n_tokens=_PROBE_TOKENS):
+            results.append([_run(host, baseline, pairs) for baseline in baselines])
+    lengths = [len(baseline.prompt) for baseline in baselines]
+    merged = [_merged(run, lengths) for run in results]
+    sinks = [
+        tuple(int(baseline.layers[layer].shares.sink_position[head]) for layer, head in pairs)
+        for baseline in baselines
+    ]
+    return AblationReport(
+        model=host.info.name,
+        how=how,
+        pairs=pairs,
+        prompts=tuple(baseline.prompt.name for baseline in baselines),
+        n_tokens=sum(lengths),
+        loss_before=merged[0].loss,
+        loss_after=merged[1].loss,
+        loss_controls=tuple(run.loss for run in merged[2:]),
+        heads=tuple(_effects(pairs, sinks, merged)),
+        notes=_notes(lengths),
+    )
+
+
+def _unchanged(baseline: Baseline, pairs: HeadPairs) -> _Run:
+    """The unchanged model as a run."""
+    shares = [(baseline.layers[layer].shares, head) for layer, head in pairs]
+    return _Run(
+        loss=baseline.loss,
+        sink=np.array([entry.sink_share[head] for entry, head in shares]),
+        previous=np.array([entry.previous_share[head] for entry, head in shares]),
+        change=np.zeros(len(pairs)),
+    )
+
+
+def _run(host: Host, baseline: Baseline, pairs: HeadPairs) -> _Run:
     """One prompt through the model as it is now."""
-    row = {key: i for i, key in enumerate(ablated)}
-    numbers = np.full((len(ablated), 3), np.nan)
+    row = {key: i for i, key in enumerate(pairs)}
+    numbers = np.full((len(pairs), 3), np.nan)
 
     def visit(reading: LayerReading) -> None:
-        record = before.layer(reading.layer, prompt=prompt)
-        for head in range(record.n_heads):
-            i = row.get((reading.layer, head))
-            if i is not None:
-                numbers[i] = _attention(record, head, reading.pattern[head], sinks[i])
+        before = baseline.layers[reading.layer]
+        rows = [row[reading.layer, head] for head in before.heads]
+        numbers[rows] = _attention(before, reading.pattern).cpu().numpy()
 
-    token_ids = before.prompts[prompt].token_ids
-    logits = host.read_logits(token_ids, before.layer_indices, visit)
-    targets = torch.tensor(token_ids[1:], dtype=torch.long, device=logits.device)
-    losses = torch.nn.functional.cross_entropy(logits[:-1], targets, reduction="none")
-    loss = float(losses.double().cpu().mean()) if len(token_ids) > 1 else np.nan
-    return _Run(loss, *numbers.T)
+    token_ids = baseline.prompt.token_ids
+    logits = host.read_logits(token_ids, sorted(baseline.layers), visit)
+    return _Run(next_token_loss(logits, token_ids), *numbers.T)
 
 
 def _attention(
-    record: LayerCapture,
-    head: int,
-    pattern: Float[torch.Tensor, "q_pos k_pos"],
-    sink: int,
-) -> tuple[float, float, float]:
-    """Sink share, previous-token share and change of one head's pattern."""
-    visible = record.visible
-    pattern = pattern.to("cpu", torch.float64)
-    change = pattern - record.pattern(head, visible=visible).double()
-    # What is missing from a row goes to the learned sink.
-    distance = 0.5 * (change.abs().sum(dim=1) + change.sum(dim=1).abs())
-    previous = pattern.diagonal(-1).mean() if record.n_pos > 1 else torch.nan
-    return (
-        float(pattern[:, sink].sum() / visible[:, sink].sum()),
-        float(previous),
-        float(distance.mean()),
-    )
+    before: BaselineLayer, pattern: Float[torch.Tensor, "head q_pos k_pos"]
+) -> Float[torch.Tensor, "ablated 3"]:
+    """`[ablated, 3]` Sink share, previous-token share and change of the ablated heads' patterns.
+
+    Args:
+        before: The layer in the unchanged model.
+        pattern: `[head, q_pos, k_pos]` The pattern of all heads of the layer now.
+    """
+    record, device = before.record, pattern.device
+    heads = torch.tensor(before.heads, device=device)
+    n_pos, window = record.n_pos, record.rope.window
+    # Rotated values give the score as they are: the sum over pairs and pass-through, in one.
+    q, k = (x.to(device).movedim(1, 0) for x in (record.scale * record.q, record.k))
+    sinks = None if record.sinks is None else record.sinks.to(device)
+    distance = torch.zeros(len(heads), dtype=torch.float64, device=device)
+    for block in query_blocks(n_pos, window, device=device):
+        scores = soft_capped(q[:, block.rows] @ k[:, block.keys].mT, record.softcap)
+        visible = torch.tensor(True) if block.hidden is None else ~block.hidden
+        was = pattern_of(scores, visible.to(device), sinks)
+        change = pattern[:, block.rows, block.keys][heads].float() - was
+        # What is missing from a row goes to the learned sink.
+        moved = 0.5 * (change.abs().sum(dim=-1) + change.sum(dim=-1).abs())
+        distance += moved.sum(dim=-1, dtype=torch.float64)
+    at = torch.tensor([int(before.shares.sink_position[head]) for head in before.heads])
+    seen_by = (n_pos - at).clamp(max=n_pos if window is None else window).to(device)
+    received = pattern[heads, :, at.to(device)].sum(dim=1, dtype=torch.float64) / seen_by
+    previous = pattern.diagonal(-1, dim1=1, dim2=2)[heads].double().mean(dim=1)  # nan for one token
+    return torch.stack([received, previous, distance / n_pos], dim=1)
 
 
 def _merged(runs: list[_Run], lengths: list[int]) -> _Run:

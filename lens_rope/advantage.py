@@ -10,7 +10,7 @@ factor through the keys, `sum_n W[m, n] (q[m] . k[n]) = q[m] . (W k)[m]`, compon
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,11 +21,17 @@ from lens_rope.errors import InputError
 from lens_rope.usage import exact_mean
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Bool, Float, Int
 
     from lens_rope.records import LayerCapture
     from lens_rope.spec import LayerRope
     from lens_rope.targets import Target
+
+_CHUNK = 2**22
+"""Key heads are taken together as long as their queries, keys and targets have fewer values."""
+
+_SLOTS = 8192
+"""How many entries of a user's weights are added up at a time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,14 +74,49 @@ class Advantage:
         return tuple(int(pair) for pair in order[:n] if np.isfinite(self.pairs[pair]))
 
 
+@dataclass(frozen=True, eq=False)
+class Attended:
+    """What the heads of one layer attend to, as sums over queries.
+
+    Queries that see one key only have no choice and are left out, and so are those whose attention
+    a learned sink takes whole.
+
+    Attributes:
+        lift: `[head, d_head]` Sum over queries of query times attended key (rows scaled to sum to
+            1), component by component, in score units.
+        kept: `[head, q_pos]` Which queries are not left out.
+    """
+
+    lift: Float[torch.Tensor, "head d_head"]
+    kept: Bool[torch.Tensor, "head q_pos"]
+
+
 def advantage(record: LayerCapture, head: int, target: Target) -> Advantage:
     """The advantage of a target in one head; nan where no query has a target."""
-    rows = torch.as_tensor(target.queries)
-    k = record.k[:, record.kv_head(head)]
-    at_target = torch.zeros(len(rows), k.shape[1], dtype=torch.float64)
-    weight = torch.as_tensor(target.weight, dtype=torch.float64)[:, None]
-    at_target.index_add_(0, torch.as_tensor(target.row), weight * k[torch.as_tensor(target.key)])
-    return _advantage(record, head, rows, at_target, uniform_keys(record, head)[rows])
+    kv_head = record.kv_head(head)
+    q, k = record.q[:, head : head + 1], record.k[:, kv_head : kv_head + 1]
+    return _advantages(q, k, record.rope, record.scale, (target,), None)[0][0]
+
+
+def layer_advantages(record: LayerCapture, target: Target) -> tuple[Advantage, ...]:
+    """`[head]` The advantage of a target in every head; nan where no query has a target."""
+    return target_advantages(record, (target,))[0]
+
+
+def target_advantages(
+    record: LayerCapture, targets: Sequence[Target], attended: Attended | None = None
+) -> tuple[tuple[Advantage, ...], ...]:
+    """Advantages of several targets in every head, for little more than those of one.
+
+    Args:
+        record: Queries and keys of the layer.
+        targets: The targets.
+        attended: What the heads attend to, where that is wanted too.
+
+    Returns:
+        By target, `[head]` advantages; those of what is attended come last.
+    """
+    return _advantages(record.q, record.k, record.rope, record.scale, targets, attended)
 
 
 def attended_advantage(
@@ -86,24 +127,146 @@ def attended_advantage(
     Rows are scaled to sum to 1 where a learned sink takes a part, and left out where it takes all.
     Queries that see one key only have no choice and are left out too.
     """
-    k = record.k[:, record.kv_head(head)]
-    total = pattern.double().sum(dim=1, keepdim=True)
-    attended = (pattern.to(k.dtype) @ k).double() / total
-    rows = torch.arange(1, record.n_pos)
-    rows = rows[total[rows, 0] > 0]
-    return _advantage(record, head, rows, attended[rows], uniform_keys(record, head)[rows])
+    kv_head = record.kv_head(head)
+    q, k = record.q[:, head : head + 1], record.k[:, kv_head : kv_head + 1]
+    total = pattern.sum(dim=1, dtype=torch.float64)
+    kept = total > 0
+    kept[0] = False
+    keys = (pattern.to(k.dtype) @ k[:, 0])[kept].double() / total[kept, None]
+    lift = record.scale * (q[kept, 0].double() * keys).sum(dim=0, keepdim=True)
+    attended = Attended(lift, kept[None])
+    return _advantages(q, k, record.rope, record.scale, (), attended)[0][0]
 
 
 def uniform_keys(record: LayerCapture, head: int) -> Float[torch.Tensor, "q_pos d_head"]:
     """`[q_pos, d_head]` Mean of the keys that each query sees, in float64, by running sums."""
-    k = record.k[:, record.kv_head(head)].double()
-    total = k.cumsum(dim=0)
-    count = torch.arange(1, record.n_pos + 1, dtype=torch.float64)[:, None]
-    window = record.rope.window
-    if window is not None and window < record.n_pos:
-        total = torch.cat([total[:window], total[window:] - total[:-window]])
+    return _visible_means(_running(record.k[:, record.kv_head(head)].double()), record.rope.window)
+
+
+def _advantages(
+    q: Float[torch.Tensor, "pos head d_head"],
+    k: Float[torch.Tensor, "pos kv_head d_head"],
+    rope: LayerRope,
+    scale: float,
+    targets: Sequence[Target],
+    attended: Attended | None,
+) -> tuple[tuple[Advantage, ...], ...]:
+    """By target, `[head]` advantages; those of what is attended come last."""
+    n_pos, n_heads, d_head = q.shape
+    n_kv = k.shape[1]
+    groups = n_heads // n_kv
+    rows = torch.zeros(len(targets), n_pos, dtype=torch.float64, device=q.device)
+    for index, target in enumerate(targets):
+        rows[index, torch.as_tensor(target.queries)] = 1.0
+    # The rows over which the mean key is taken: of each target, and of what each head attends to,
+    # which as a rule is the same for all heads.
+    kept = rows[:0] if attended is None else attended.kept.unique(dim=0).double()
+    rows = torch.cat([rows, kept])
+    lift = torch.zeros(len(targets), n_kv, groups, d_head, dtype=torch.float64)
+    mean = lift.new_zeros(len(rows), n_kv, groups, d_head)
+    step = max(1, _CHUNK // (n_pos * d_head * (groups + 4)))
+    for start in range(0, n_kv, step):
+        kv = slice(start, start + step)
+        keys = k[:, kv].double()
+        queries = q.unflatten(1, (n_kv, groups))[:, kv].double()
+        total = _running(keys)
+        pushed = queries * _visible_means(total, rope.window)[:, :, None]
+        mean[:, kv] = (rows @ pushed.flatten(1)).unflatten(1, pushed.shape[1:])
+        for index, target in enumerate(targets):
+            at_target = torch.zeros_like(keys)
+            at_target[_index(target.queries)] = _target_means(keys, total, target)
+            torch.mul(queries, at_target[:, :, None], out=pushed)
+            lift[index, kv] = pushed.sum(dim=0)
+    counts = [torch.full((n_heads,), len(target.queries)) for target in targets]
+    lift, mean = scale * lift.flatten(1, 2), scale * mean.flatten(1, 2)
+    if attended is not None:
+        which = (attended.kept[:, None] == kept[None].bool()).all(dim=-1).int().argmax(dim=-1)
+        own = mean[len(targets) :][which, torch.arange(n_heads)]
+        lift, mean = (
+            torch.cat([lift, attended.lift[None]]),
+            torch.cat([mean[: len(targets)], own[None]]),
+        )
+        counts.append(attended.kept.sum(dim=1))
+    lift, mean = (by_pair(x, rope).numpy() for x in (lift, mean))
+    return tuple(
+        tuple(
+            _mean_advantage(int(n), lift[index, head], mean[index, head])
+            for head, n in enumerate(n_queries.tolist())
+        )
+        for index, n_queries in enumerate(counts)
+    )
+
+
+def _mean_advantage(
+    n_queries: int,
+    lift: Float[np.ndarray, " pair_and_rest"],
+    mean: Float[np.ndarray, " pair_and_rest"],
+) -> Advantage:
+    """The advantage from sums over queries of what is at the target and of what is at all keys."""
+    if not n_queries:
+        nothing = np.full(len(lift), np.nan)
+        return Advantage(0, nothing, nothing)
+    return Advantage(n_queries, lift / n_queries, -mean / n_queries)
+
+
+def _visible_means(
+    total: Float[torch.Tensor, "pos_and_one ..."], window: int | None
+) -> Float[torch.Tensor, "pos ..."]:
+    """Mean of the keys that each query sees, from running sums."""
+    n_pos = len(total) - 1
+    count = torch.arange(1, n_pos + 1, dtype=total.dtype, device=total.device)
+    out = total[1:].clone()
+    if window is not None and window < n_pos:
+        out[window:] -= total[1:-window]
         count = count.clamp(max=window)
-    return total / count
+    return out.div_(count.view(-1, *[1] * (total.ndim - 1)))
+
+
+def _target_means(
+    keys: Float[torch.Tensor, "pos kv_head d_head"],
+    total: Float[torch.Tensor, "pos_and_one kv_head d_head"],
+    target: Target,
+) -> Float[torch.Tensor, "row kv_head d_head"]:
+    """Weighted mean of each query's target keys, by running sums over the list of keys.
+
+    Args:
+        keys: The keys.
+        total: Their running sums.
+        target: The target.
+    """
+    if target.weights is None:
+        listed = _index(target.keys)
+        if listed != slice(0, len(keys)):
+            total = _running(keys[listed])
+        count = torch.as_tensor(target.count)[:, None, None]
+        return (total[_index(target.stop)] - total[_index(target.start)]).div_(count)
+    # The stretches of a user's weights follow one another and can hold half of all entries.
+    out = keys.new_empty(len(target.queries), *keys.shape[1:])
+    weights = torch.as_tensor(target.weights)[:, None, None]
+    first = 0
+    while first < len(out):
+        begin = int(target.start[first])
+        last = max(first + 1, int(np.searchsorted(target.stop, begin + _SLOTS, side="right")))
+        slots = slice(begin, int(target.stop[last - 1]))
+        part = _running(weights[slots] * keys[_index(target.keys[slots])])
+        of = slice(first, last)
+        out[of] = part[target.stop[of] - begin] - part[target.start[of] - begin]
+        first = last
+    return out
+
+
+def _index(positions: Int[np.ndarray, " n"]) -> slice | torch.Tensor:
+    """A slice where positions follow one another, which copies nothing; else the positions."""
+    if len(positions) and (np.diff(positions) == 1).all():
+        return slice(int(positions[0]), int(positions[-1]) + 1)
+    return torch.as_tensor(positions)
+
+
+def _running(x: Float[torch.Tensor, "slot ..."]) -> Float[torch.Tensor, "slot_and_one ..."]:
+    """Running sums, from that of nothing to that of all."""
+    out = x.new_zeros(len(x) + 1, *x.shape[1:])
+    torch.cumsum(x, dim=0, out=out[1:])
+    return out
 
 
 def by_pair(
@@ -133,21 +296,3 @@ def merge_advantages(advantages: Iterable[Advantage]) -> Advantage:
         lift=exact_mean([entry.lift for entry in known], weights),
         push=exact_mean([entry.push for entry in known], weights),
     )
-
-
-def _advantage(
-    record: LayerCapture,
-    head: int,
-    rows: torch.Tensor,
-    at_target: Float[torch.Tensor, "row d_head"],
-    uniform: Float[torch.Tensor, "row d_head"],
-) -> Advantage:
-    if not len(rows):
-        nothing = np.full(record.rope.n_pairs + 1, np.nan)
-        return Advantage(0, nothing, nothing)
-    q = record.q[rows, head].double()
-    lift, mean = (
-        (record.scale * by_pair((q * keys).mean(dim=0), record.rope)).numpy()
-        for keys in (at_target, uniform)
-    )
-    return Advantage(len(rows), lift, -mean)

@@ -1,7 +1,7 @@
 """What the heads of one layer attend to, reduced to a few numbers per head and key.
 
-The one place where a layer's patterns are gone through. The largest array is one head's pattern;
-what is kept is linear in heads and positions.
+The one place where a layer's patterns are gone through, once, in blocks of queries and of all heads
+at a time. No pattern is ever whole; what is kept is linear in heads and positions.
 """
 
 from __future__ import annotations
@@ -13,13 +13,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from lens_rope.advantage import Advantage, attended_advantage
+from lens_rope.advantage import Advantage, Attended, target_advantages
+from lens_rope.scores import QUERY_BLOCK, query_blocks, soft_capped
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
     from lens_rope.records import LayerCapture
+    from lens_rope.scores import QueryBlock
     from lens_rope.targets import Target
+
+BLOCK_VALUES = 2**19
+"""Scores of all heads that are formed at a time, at most, as long as a block has some queries."""
+
+_FEW = 16
+
+_BITS = 1 / np.log(2)
+"""Bits per unit of score."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +50,7 @@ class LayerAttention:
             of visible keys, in [0, 1]; nan for one token. Rows are scaled to sum to 1 where a
             learned sink takes a part, and left out where it takes all.
         mass: By name of target, `[head]` mean attention of its queries to its keys.
+        advantages: By name of target, `[head]` its advantage, by pair.
         attended: `[head]` Advantage of what the head attends to, by pair.
     """
 
@@ -51,6 +62,7 @@ class LayerAttention:
     uniform: float
     entropy: Float[np.ndarray, " head"]
     mass: Mapping[str, Float[np.ndarray, " head"]]
+    advantages: Mapping[str, tuple[Advantage, ...]]
     attended: tuple[Advantage, ...]
 
     @property
@@ -64,44 +76,133 @@ class LayerAttention:
         return np.where(self.counts, self.received, -np.inf)
 
 
-def read_attention(record: LayerCapture, targets: Sequence[Target] = ()) -> LayerAttention:
-    """Goes through the patterns of one layer, one head at a time.
+def read_attention(
+    record: LayerCapture, targets: Sequence[Target] = (), *, block: int | None = None
+) -> LayerAttention:
+    """Goes through the patterns of one layer, a block of queries at a time.
 
     Args:
         record: Queries and keys of the layer.
-        targets: Targets whose attention mass is wanted.
+        targets: Targets whose attention mass and advantages are wanted.
+        block: Queries per block; None takes as many as suit the cache. It changes no number by
+            more than rounding.
     """
-    visible = record.visible
-    seen_by = visible.sum(dim=0).double().numpy()
-    sees = visible.sum(dim=1).double()
-    received, previous, learned, entropy, attended = [], [], [], [], []
-    mass: dict[str, list[float]] = {target.name: [] for target in targets}
-    for head in range(record.n_heads):
-        pattern = record.pattern(head, visible=visible)
-        row = pattern.sum(dim=1, dtype=torch.float64)
-        received.append(pattern.sum(dim=0, dtype=torch.float64).numpy() / seen_by)
-        is_single = record.n_pos == 1
-        previous.append(np.nan if is_single else float(pattern.diagonal(-1).double().mean()))
-        learned.append(0.0 if record.sinks is None else float(1 - row.mean()))
-        entropy.append(np.nan if is_single else float(_entropy(pattern, row, sees)[1:].nanmean()))
-        attended.append(attended_advantage(record, head, pattern))
-        for target in targets:
-            mass[target.name].append(target.mass(pattern.numpy()))
+    n_pos, window = record.n_pos, record.rope.window
+    reach = n_pos if window is None else min(window, n_pos)
+    positions = np.arange(n_pos)
+    sees = np.minimum(positions + 1, reach)
+    seen_by = np.minimum(n_pos - positions, reach)
+    if block is None:
+        block = min(QUERY_BLOCK, max(_FEW, BLOCK_VALUES // (record.n_heads * reach)))
+    sums = _Sums(record, targets, block * min(n_pos, reach + block - 1))
+    for part in query_blocks(n_pos, window, block, record.q.device):
+        sums.add(part)
+    is_single = n_pos == 1
+    advantages = target_advantages(record, targets, Attended(sums.lift / _BITS, sums.kept))
+    # Queries that see one key have none, and neither have rows that a learned sink takes whole.
+    several = sees > 1
+    entropy = sums.entropy[:, several] / np.log(sees[several])
+    defined = np.isfinite(entropy)
     return LayerAttention(
         layer=record.rope.layer,
-        received=np.stack(received),
+        received=sums.received.numpy() / seen_by,
         counts=seen_by >= 0.5 * seen_by.max(),
-        previous=np.array(previous),
-        learned=np.array(learned),
-        uniform=float((1 / sees)[visible[:, 0]].mean()),
-        entropy=np.array(entropy),
-        mass={name: np.array(values) for name, values in mass.items()},
-        attended=tuple(attended),
+        previous=sums.previous.numpy() / (np.nan if is_single else n_pos - 1),
+        learned=np.zeros(record.n_heads) if record.sinks is None else sums.learned.numpy() / n_pos,
+        uniform=float((1 / sees[:reach]).mean()),
+        entropy=np.where(defined, entropy, 0).sum(axis=1)
+        / np.where(defined.any(axis=1), defined.sum(axis=1), np.nan),
+        mass={
+            target.name: mass / (len(target.queries) or np.nan)
+            for target, mass in zip(targets, sums.mass, strict=True)
+        },
+        advantages={
+            target.name: heads for target, heads in zip(targets, advantages[:-1], strict=True)
+        },
+        attended=advantages[-1],
     )
 
 
-def _entropy(pattern: torch.Tensor, row: torch.Tensor, sees: torch.Tensor) -> torch.Tensor:
-    """`[q_pos]` Entropy of each row of a pattern over the log of the number of visible keys."""
-    # -sum (p / r) log (p / r) = log r - (sum p log p) / r; nan where a learned sink takes it all.
-    surprise = torch.special.xlogy(pattern, pattern).sum(dim=1, dtype=torch.float64)
-    return (row.log() - surprise / row) / sees.log()
+class _Sums:
+    """What is added up over the queries of a layer, all heads side by side."""
+
+    def __init__(self, record: LayerCapture, targets: Sequence[Target], size: int) -> None:
+        n_pos, n_heads, d_head = record.q.shape
+        wide = torch.promote_types(record.q.dtype, torch.float32)
+        self.record, self.targets = record, targets
+        # Heads first, so that each key head is multiplied with the queries of all its heads.
+        # In bits: powers of two are as fast for what is far below the largest score, which powers
+        # of e are not.
+        self.q = (_BITS * record.scale * record.q.to(wide).movedim(0, 1)).contiguous()
+        self.sinks = None if record.sinks is None else _BITS * record.sinks.to(wide)[:, None]
+        self.k = record.k.to(wide).movedim(0, 1).contiguous()
+        # Written again by each block: memory that is asked for anew costs as much as the work.
+        self.buffers = self.q.new_empty(2, n_heads * size)
+        zeros = torch.zeros(n_heads, dtype=torch.float64)
+        self.received = torch.zeros(n_heads, n_pos, dtype=torch.float64)
+        self.previous, self.learned = zeros.clone(), zeros.clone()
+        self.entropy = np.empty((n_heads, n_pos))
+        self.mass = np.zeros((len(targets), n_heads))
+        self.lift = torch.zeros(n_heads, d_head, dtype=torch.float64)
+        self.kept = torch.ones(n_heads, n_pos, dtype=torch.bool)
+        self.kept[:, 0] = False
+
+    def add(self, block: QueryBlock) -> None:
+        """Adds the queries of one block."""
+        record, rows, keys = self.record, block.rows, block.keys
+        q, k = self.q[:, rows], self.k[:, keys]
+        n_heads, n_rows, n_keys = len(q), q.shape[1], k.shape[1]
+        shape = (n_heads, n_rows, n_keys)
+        by_group = (len(k), n_heads // len(k) * n_rows, -1)
+        scores, pattern = (_view(buffer, shape) for buffer in self.buffers)
+        torch.bmm(q.reshape(by_group), k.mT, out=scores.view(by_group))
+        if record.softcap is not None:
+            scores.copy_(soft_capped(scores, _BITS * record.softcap))
+        # Finite, so that weight times score is 0 where nothing is seen.
+        block.hide(scores, torch.finfo(scores.dtype).min / 2)
+        most = scores.amax(dim=-1, keepdim=True)
+        scores.sub_(most)
+        torch.exp2(scores, out=pattern)
+        total = pattern.sum(dim=-1)
+        # -sum (p / r) log (p / r) over the keys, r their sum: what a learned sink takes cancels.
+        surprise = scores.mul_(pattern).sum(dim=-1) / total
+        entropy = total.log() - surprise / _BITS
+        whole, row = total, None
+        if self.sinks is not None:
+            whole = total + (self.sinks - most[..., 0]).exp2()
+            row = total / whole
+            self.learned += (1 - row).sum(dim=1, dtype=torch.float64)
+            self.kept[:, rows] &= row > 0
+            entropy.masked_fill_(row == 0, torch.nan)
+        self.entropy[:, rows] = entropy.numpy()
+        pattern.mul_((1 / whole)[..., None])
+        self.received[:, keys] += pattern.sum(dim=1)
+        attended = (pattern.view(by_group) @ k).view(n_heads, n_rows, -1)
+        if row is not None:
+            attended.div_(row[..., None])
+        attended.masked_fill_(~self.kept[:, rows, None], 0)
+        self.lift += attended.mul_(q).sum(dim=1, dtype=torch.float64)
+        before = pattern.diagonal(rows.start - 1 - keys.start, dim1=1, dim2=2)
+        self.previous += before.sum(dim=1, dtype=torch.float64)
+        self._add_masses(block, pattern.view(n_heads, -1).numpy())
+
+    def _add_masses(
+        self, block: QueryBlock, pattern: Float[np.ndarray, "head row_and_key"]
+    ) -> None:
+        n_keys = block.keys.stop - block.keys.start
+        at = []
+        for target in self.targets:
+            query, key = target.entries(block.rows.start, block.rows.stop)
+            seen = key >= block.keys.start  # in a window of one token, none before it
+            at.append(((query - block.rows.start) * n_keys + key - block.keys.start)[seen])
+        some = [index for index, entries in enumerate(at) if len(entries)]
+        if some:
+            at = [at[index] for index in some]
+            starts = np.cumsum([0, *map(len, at[:-1])])
+            masses = pattern.take(np.concatenate(at), axis=1)
+            self.mass[some] += np.add.reduceat(masses, starts, axis=1, dtype=np.float64).T
+
+
+def _view(buffer: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """The first values of a buffer in another shape."""
+    return buffer[: int(np.prod(shape))].view(shape)

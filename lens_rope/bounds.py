@@ -31,7 +31,7 @@ from lens_rope.errors import InputError
 if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
-    from jaxtyping import Bool, Float
+    from jaxtyping import Bool, Float, Int
 
     from lens_rope.offsets import LayerOffsets, OffsetFeatures
 
@@ -276,7 +276,8 @@ def check_bounds(
         else np.empty((0, entry.is_strong.shape[1]), dtype=int)
         for entry in judged
     ]
-    shares = tuple(_share(name, judged, orders) for name in BOUNDS)
+    permuted = _permuted(judged, orders)
+    shares = tuple(_share(name, judged, permuted[name]) for name in BOUNDS)
     angles = np.concatenate([np.empty(0), *(entry.offsets.angle.ravel() for entry in judged)])
     return BoundsCheck(
         strong=strong,
@@ -341,7 +342,32 @@ def _judge(
     )
 
 
-def _share(name: str, judged: list[_JudgedLayer], orders: list[np.ndarray]) -> BoundShare:
+def _permuted(
+    judged: list[_JudgedLayer], orders: list[Int[np.ndarray, "permutation pair"]]
+) -> dict[str, Int[np.ndarray, " permutation"]]:
+    """By bound, `[permutation]` how many features keep it when each layer's pairs are shuffled.
+
+    Args:
+        judged: The layers.
+        orders: By layer, the pair that each pair stands for in each permutation; no row where the
+            layer has no feature.
+    """
+    kept = np.zeros((PERMUTATIONS, len(BOUNDS)), dtype=np.int64)
+    for entry, order in zip(judged, orders, strict=True):
+        if not len(order):
+            continue
+        within = np.stack([entry.within[name] for name in BOUNDS], axis=-1).astype(np.int64)
+        for pair in np.flatnonzero(entry.is_strong.any(axis=0)):
+            # `[pair, bound]` Of the heads in which this pair is a feature, how many would keep the
+            # bound if it were another one.
+            n_kept = within[entry.is_strong[:, pair]].sum(axis=0)
+            kept += n_kept[order[:, pair]]
+    return dict(zip(BOUNDS, kept.T, strict=True))
+
+
+def _share(
+    name: str, judged: list[_JudgedLayer], permuted: Int[np.ndarray, " permutation"]
+) -> BoundShare:
     from scipy.stats import binom
 
     n = sum(int(entry.is_strong.sum()) for entry in judged)
@@ -349,17 +375,13 @@ def _share(name: str, judged: list[_JudgedLayer], orders: list[np.ndarray]) -> B
     total = sum(entry.is_strong.size for entry in judged)
     base = sum(int(entry.within[name].sum()) for entry in judged) / total if total else np.nan
     n_distinct = within_distinct = 0
-    permuted = np.zeros(PERMUTATIONS, dtype=np.int64)
-    for entry, order in zip(judged, orders, strict=True):
+    for entry in judged:
         kv_heads = entry.offsets.kv_heads
         for kv_head in np.unique(kv_heads):
             strong = entry.is_strong[kv_heads == kv_head]
             fails = strong & ~entry.within[name][kv_heads == kv_head]
             n_distinct += int(strong.any(axis=0).sum())
             within_distinct += int((strong.any(axis=0) & ~fails.any(axis=0)).sum())
-        for head in np.flatnonzero(entry.is_strong.any(axis=1)):
-            pairs = np.flatnonzero(entry.is_strong[head])
-            permuted += entry.within[name][head][order[:, pairs]].sum(axis=1)
     if not n:
         return BoundShare(name, 0, 0, base, np.nan, 0, 0, np.nan, np.nan)
     return BoundShare(

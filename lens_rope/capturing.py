@@ -11,7 +11,7 @@ from lens_rope.errors import InputError, PromptError
 from lens_rope.hosts import host_of
 from lens_rope.records import LayerCapture, ModelInfo, RotaryCapture
 from lens_rope.spec import RopeSpec
-from lens_rope.streaming import LayerStream
+from lens_rope.streaming import AttentionChoice, LayerStream
 from lens_rope.text import pad_token_id, tokenize
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ def capture(
     prepend_bos: bool | None = None,
     max_tokens: int | None = None,
     context: int | None = None,
+    attention: AttentionChoice = "auto",
     progress: Progress | None = None,
 ) -> RotaryCapture:
     """Reads rotated queries and keys and verifies them against the model's own scores.
@@ -45,19 +46,27 @@ def capture(
         max_tokens: Cut longer prompts to this many tokens.
         context: Trained context in tokens, where the host does not know it: `HookedTransformer`
             caps `n_ctx` for some models (`load_model` undoes that), and cycles are counted over it.
+        attention: How the model computes attention while it is read. `eager` as it always does,
+            which needs `n_heads * n_tokens**2` scores of a layer at a time. `fused` by
+            `scaled_dot_product_attention`, which needs no such array: faster, and for long
+            prompts; the output of each layer is compared with the model's own attention on a
+            sample of queries. `auto` is eager while the scores of one layer fit in 256 MB
+            (`lens_rope.streaming.MAX_EAGER_BYTES`), and fused beyond that where the host can.
         progress: Called as `progress(done, total)` after each layer of each prompt.
 
     Returns:
         Queries and keys of every prompt and layer on the CPU, in float32.
 
     Raises:
-        InputError: A layer, mask or argument is out of range, the model is of another class, or
-            `ablate_frequencies` is changing one of these layers.
-        PromptError: A prompt is empty, or longer than the model's context.
+        InputError: A layer, mask or argument is out of range, the model is of another class, its
+            attention cannot be fused where that was asked for, or `ablate_frequencies` is changing
+            one of these layers.
+        PromptError: A prompt is empty, or longer than the model can run. One that is longer than
+            the trained context is read, and `RotaryCapture.notes` says so.
         UnsupportedModelError: The model has no RoPE, or cannot be read by any route.
         VerificationError: What was read does not reproduce the model's scores.
     """
-    stream = LayerStream(model, layers, context=context)
+    stream = LayerStream(model, layers, context=context, attention=attention)
     rows = token_rows(model, prompts, attention_mask=attention_mask, prepend_bos=prepend_bos)
     named = [
         stream.prompt(name, row, max_tokens)

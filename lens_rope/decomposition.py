@@ -3,12 +3,15 @@
 The contribution of pair `i` to the score of query `m` and key `n` is
 `scale * Re(zR_q[m] conj(zR_k[n]))`, with `zR` the rotated pair as a complex number. Contributions
 over all pairs plus the pass-through (components that are not rotated) sum to the model's own score
-before soft-cap and mask. Reductions never form a `[pair, query, key]` array: means over keys or
-distances factor through sums of keys, or are cross-correlations (one FFT per pair).
+before soft-cap and mask. Reductions form neither a `[pair, query, key]` array nor the scores: over
+all queries and keys they factor through running sums of keys (`grams`), and by distance they are
+cross-correlations (one FFT per component). Their time is linear in the number of tokens, up to the
+logarithm of an FFT.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +21,13 @@ import numpy as np
 import torch
 
 from lens_rope.errors import InputError
+from lens_rope.grams import (
+    LEAST_VARIANCE,
+    by_key_head,
+    row_means,
+    running_sums,
+    visible_products,
+)
 from lens_rope.records import LayerCapture, Prompt, RotaryCapture
 from lens_rope.results import DistanceProfile, PairSummary, ScoreBreakdown
 from lens_rope.rotation import to_pairs
@@ -25,7 +35,7 @@ from lens_rope.spec import LayerRope
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
-    from jaxtyping import Complex, Float
+    from jaxtyping import Bool, Complex, Float
 
 
 def decompose(
@@ -163,63 +173,18 @@ class HeadDecomposition:
 
     def by_pair(self) -> PairSummary:
         """What each pair contributes over all visible queries and keys."""
-        (z_q, rest_q), (z_k, rest_k) = self._split
-        visible = self.record.visible.double()
-        scale, count = self.record.scale, visible.sum()
-        scores = self._scores.double()
-        deviation = visible * (
-            scores - (visible * scores).sum(1, keepdim=True) / visible.sum(1, keepdim=True)
-        )
-        variance = float((deviation * scores).sum())
-
-        def summed(x: torch.Tensor, weights: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            """`[component]` sum over queries and keys of `weights * x[query] * y[key]`."""
-            return (x * (weights @ y)).sum(0)
-
-        def both(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            """Sums of `x[query] * y[key]` over what is visible, and with the deviation."""
-            return summed(x, visible, y), summed(x, deviation, y)
-
-        (a_q, b_q), (a_k, b_k) = ((z.real.double(), z.imag.double()) for z in (z_q, z_k))
-        mean_a, share_a = both(a_q, a_k)
-        mean_b, share_b = both(b_q, b_k)
-        # (aa' + bb')² over queries and keys, term by term.
-        square = (
-            summed(a_q**2, visible, a_k**2)
-            + 2 * summed(a_q * b_q, visible, a_k * b_k)
-            + summed(b_q**2, visible, b_k**2)
-        )
-        rest = scale * (rest_q.double() @ rest_k.double().T)
-        nan = np.full(self.rope.n_pairs, np.nan)
-        # A row of one key, or rows of equal scores, have no variance to share out.
-        has_variance = variance > 1e-12 * float((visible * scores**2).sum())
-        return PairSummary(
-            mean=(scale * (mean_a + mean_b) / count).numpy(),
-            rms=(scale * (square / count).clamp_min(0).sqrt()).numpy(),
-            share=(scale * (share_a + share_b) / variance).numpy() if has_variance else nan,
-            pass_through_mean=float((visible * rest).sum() / count),
-            pass_through_rms=float(((visible * rest**2).sum() / count).sqrt()),
-            pass_through_share=(
-                float((deviation * rest).sum() / variance) if has_variance else np.nan
-            ),
-            rope=self.rope,
-        )
+        return layer_pair_summaries(self._one_head)[0]
 
     def by_distance(self) -> DistanceProfile:
         """The mean contribution of each pair at each distance, by FFT."""
-        (z_q, rest_q), (z_k, rest_k) = self._split
-        n_pos = self.record.n_pos
-        reach = n_pos if self.rope.window is None else min(n_pos, self.rope.window)
-        count = n_pos - np.arange(reach)
-        mean = self.record.scale * np.real(_correlation(z_q, z_k)[:reach]) / count[:, None]
-        rest = np.real(_correlation(rest_q, rest_k)[:reach]).sum(axis=1)
-        return DistanceProfile(
-            distance=np.arange(reach),
-            count=count,
-            mean=mean,
-            pass_through=self.record.scale * rest / count,
-            rope=self.rope,
-        )
+        return layer_distance_profiles(self._one_head)[0]
+
+    @property
+    def _one_head(self) -> LayerCapture:
+        """The layer with this head alone."""
+        record, head, kv = self.record, self.head, self.kv_head
+        q, k = record.q[:, head : head + 1], record.k[:, kv : kv + 1]
+        return dataclasses.replace(record, q=q, k=k, sinks=None)
 
     @cached_property
     def _split(self) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
@@ -267,12 +232,127 @@ class HeadDecomposition:
         )
 
 
-def _correlation(
-    x: Complex[torch.Tensor, "pos component"], y: Complex[torch.Tensor, "pos component"]
-) -> Complex[np.ndarray, "distance component"]:
-    """`[distance, component]` sum over `m` of `x[m] conj(y[m - distance])`, distances 0 and up."""
-    n_pos = len(x)
-    # Twice the length, so that the end does not wrap around to the start.
-    spectra = (np.fft.fft(side.numpy().astype(np.complex128), 2 * n_pos, axis=0) for side in (x, y))
-    f_x, f_y = spectra
-    return np.fft.ifft(f_x * f_y.conj(), axis=0)[:n_pos]
+def layer_pair_summaries(record: LayerCapture) -> tuple[PairSummary, ...]:
+    """What each pair of each head contributes over all visible queries and keys.
+
+    Args:
+        record: Queries and keys of the layer.
+
+    Returns:
+        One summary per query head, as `HeadDecomposition.by_pair` has it.
+    """
+    moments, rope, scale = _Moments.of(record), record.rope, record.scale
+    (z_q, rest_q), (z_k, rest_k) = (to_pairs(x, rope) for x in (moments.q, moments.k))
+    count, window = float(moments.counts.sum()), rope.window
+    mean = by_key_head(z_q, running_sums(z_k.conj().resolve_conj(), window)).real.sum(dim=0)
+    # Re(z)² is half of |z|² + Re(z²), and both factor into the query's and the key's.
+    size = by_key_head(_squared(z_q), running_sums(_squared(z_k), window)).sum(dim=0)
+    turned = by_key_head(z_q**2, running_sums((z_k**2).conj().resolve_conj(), window)).real
+    square = ((size + turned.sum(dim=0)) / 2).clamp_min(0)
+    rest_mean = by_key_head(rest_q, running_sums(rest_k, window)).sum(dim=(0, 2))
+    rest_square = visible_products(rest_q[None], rest_q, rest_k[None], rest_k, window)[0, 0]
+    pairs, rest = moments.shares(rope)
+    return tuple(
+        PairSummary(
+            mean=(scale * mean[head] / count).numpy(),
+            rms=(abs(scale) * (square[head] / count).sqrt()).numpy(),
+            share=pairs[head].numpy(),
+            pass_through_mean=float(scale * rest_mean[head] / count),
+            pass_through_rms=float(
+                abs(scale) * (rest_square[head].sum() / count).clamp_min(0).sqrt()
+            ),
+            pass_through_share=float(rest[head]),
+            rope=rope,
+        )
+        for head in range(record.n_heads)
+    )
+
+
+def pair_shares(record: LayerCapture) -> Float[np.ndarray, "head pair"]:
+    """`[head, pair]` Share of each pair in the variance of the scores within a query's row.
+
+    The `share` of `layer_pair_summaries` alone; nan where no row of the head has any variance.
+
+    Args:
+        record: Queries and keys of the layer.
+    """
+    return _Moments.of(record).shares(record.rope)[0].numpy()
+
+
+def layer_distance_profiles(record: LayerCapture) -> tuple[DistanceProfile, ...]:
+    """The mean contribution of each pair of each head at each distance, by FFT.
+
+    Args:
+        record: Queries and keys of the layer.
+
+    Returns:
+        One profile per query head, as `HeadDecomposition.by_distance` has it.
+    """
+    from scipy.fft import next_fast_len
+
+    rope, n_pos = record.rope, record.n_pos
+    reach = n_pos if rope.window is None else min(n_pos, rope.window)
+    distance = np.arange(reach)
+    count = n_pos - distance
+    # Long enough that negative distances do not wrap around to those that are wanted.
+    length = next_fast_len(n_pos + reach - 1, real=True)
+    first, second = (torch.as_tensor(c) for c in rope.components)
+    rest = torch.as_tensor(rope.pass_components)
+
+    def spectrum(x: Float[torch.Tensor, "pos d_head"]) -> Complex[torch.Tensor, "d_head frequency"]:
+        return torch.fft.rfft(x.T.double().contiguous(), length)
+
+    profiles, kv, of_key = [], -1, torch.empty(0)
+    for head in range(record.n_heads):
+        if record.kv_head(head) != kv:
+            kv = record.kv_head(head)
+            of_key = spectrum(record.k[:, kv]).conj().resolve_conj()
+        # A pair's contribution is two products of real components.
+        product = spectrum(record.q[:, head]).mul_(of_key)
+        sums = torch.cat([product[first] + product[second], product[rest].sum(0, keepdim=True)])
+        mean = torch.fft.irfft(sums, length)[:, :reach].numpy() * (record.scale / count)
+        profiles.append(DistanceProfile(distance, count, mean[:-1].T, mean[-1], rope))
+    return tuple(profiles)
+
+
+@dataclass(frozen=True, eq=False)
+class _Moments:
+    """What is summed up once for all shares of a layer, in float64.
+
+    Attributes:
+        q: `[pos, head, d_head]` Queries.
+        k: `[pos, kv_head, d_head]` Keys.
+        counts: `[pos]` Number of keys that each query sees.
+        variance: `[head, d_head]` Sum over visible (m, n) of what a component adds to `q[m] . k[n]`
+            times the latter less the mean of its row.
+        has_variance: `[head]` A row of one key, or rows of equal scores, have none to share out.
+    """
+
+    q: Float[torch.Tensor, "pos head d_head"]
+    k: Float[torch.Tensor, "pos kv_head d_head"]
+    counts: Float[torch.Tensor, " pos"]
+    variance: Float[torch.Tensor, "head d_head"]
+    has_variance: Bool[torch.Tensor, " head"]
+
+    @staticmethod
+    def of(record: LayerCapture) -> _Moments:
+        q, k, window = record.q.double(), record.k.double(), record.rope.window
+        counts = running_sums(torch.ones(record.n_pos, dtype=torch.float64), window)
+        means = row_means(q, k, counts, window)
+        variance = visible_products(q[None], q, k[None], k, window, means)[0, 0]
+        total = variance.sum(dim=1)
+        has_variance = total > LEAST_VARIANCE * (total + counts @ means**2)
+        return _Moments(q, k, counts, variance, has_variance)
+
+    def shares(
+        self, rope: LayerRope
+    ) -> tuple[Float[torch.Tensor, "head pair"], Float[torch.Tensor, " head"]]:
+        """`[head, pair]` and `[head]` Shares of the pairs and of the pass-through."""
+        share = self.variance / self.variance.sum(dim=1, keepdim=True)
+        share = share.masked_fill(~self.has_variance[:, None], torch.nan)
+        pairs, rest = to_pairs(share, rope)
+        return pairs.real + pairs.imag, rest.sum(dim=1).masked_fill(~self.has_variance, torch.nan)
+
+
+def _squared(z: Complex[torch.Tensor, "..."]) -> Float[torch.Tensor, "..."]:
+    return z.real**2 + z.imag**2

@@ -7,6 +7,7 @@ pairing turns the vectors before the rotation into those after it.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,19 +15,20 @@ import torch
 
 from lens_rope.errors import UnsupportedModelError
 from lens_rope.rotation import from_pairs, rotate, to_pairs
-from lens_rope.spec import PAIRINGS, LayerRope, Pairing
-from lens_rope.verify import rotation_errors, score_errors
+from lens_rope.spec import PAIRINGS, LayerRope
+from lens_rope.verify import rotation_maxima, score_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from jaxtyping import Complex, Float
+    from jaxtyping import Complex, Float, Int
 
     from lens_rope.hosts import LayerReading
 
 MIN_TOKENS = 8
 """Tokens that a forward pass needs for its tables to tell their layout and angles."""
 
+_FIRST_POSITIONS, _LAST_POSITIONS = 64, 4
 _FLOAT32_EPS = float(np.finfo(np.float32).eps)
 
 
@@ -40,21 +42,23 @@ def fit_rope(reading: LayerReading) -> LayerRope:
         UnsupportedModelError: The tables are in no known layout.
     """
     if reading.cos is None or reading.sin is None:
-        return _layer_rope(reading, turn=np.ones((len(reading.q), 0), complex), eps=0.0)
-    table = torch.complex(reading.cos.double(), reading.sin.double()).cpu().numpy()
-    eps = float(torch.finfo(reading.cos.dtype).eps)
+        return _layer_rope(reading, np.ones((1, 0), complex), np.zeros(1, int))
+    positions = _telling_positions(len(reading.q))
+    rows = torch.from_numpy(positions).to(reading.cos.device)
+    cos, sin = (x[rows].cpu().double() for x in (reading.cos, reading.sin))
+    table = torch.complex(cos, sin).numpy()
     room = reading.q.shape[-1] - reading.rotary_start
-    candidates = [
-        _layer_rope(reading, turn=turn, eps=eps, pairing=pairing)
-        for turn in _turns(table)
-        if 2 * turn.shape[1] <= room
-        for pairing in PAIRINGS
+    ropes = [
+        _layer_rope(reading, turn, positions) for turn in _turns(table) if 2 * turn.shape[1] <= room
     ]
-    if not candidates:
+    if not ropes:
         raise UnsupportedModelError(
             f"cannot read layer {reading.layer}: its rotary table has {table.shape[1]} columns for "
             f"{room} components, a layout lens_rope does not know"
         )
+    candidates = [
+        dataclasses.replace(rope, pairing=pairing) for rope in ropes for pairing in PAIRINGS
+    ]
     return min(candidates, key=lambda rope: _misfit(rope, reading))
 
 
@@ -77,10 +81,31 @@ def rotated(
 
 def _misfit(rope: LayerRope, reading: LayerReading) -> float:
     """How badly a candidate explains the vectors after rotation, or else the scores."""
+    n_pos = len(reading.q)
+    positions = torch.from_numpy(_telling_positions(n_pos))
     if reading.sample is not None:
-        return max(rotation_errors(rope, reading))
+        errors = rotation_maxima(rope, reading, positions).tolist()
+        return np.inf if np.isnan(errors).any() else max(errors)
+    if reading.rows is None and len(positions) < n_pos:
+        rows = positions.to(reading.q.device)
+        reading = dataclasses.replace(
+            reading, rows=rows, scores=reading.scores[:, rows], pattern=reading.pattern[:, rows]
+        )
     error = score_errors(*rotated(reading, rope), rope, reading)[1]
     return np.inf if np.isnan(error) else error
+
+
+def _telling_positions(n_pos: int) -> Int[np.ndarray, " some"]:
+    """`[some]` Positions by which candidates are told apart, ascending; verification is by all.
+
+    The first ones, in which each pair makes a step, the powers of two, by which `_inv_freq` counts
+    turns, and the last ones, which are the most precise.
+    """
+    doubled = 2 ** np.arange(max(n_pos - 1, 1).bit_length())
+    some = np.concatenate(
+        [np.arange(_FIRST_POSITIONS), doubled, np.arange(n_pos - _LAST_POSITIONS, n_pos)]
+    )
+    return np.unique(some[(some >= 0) & (some < n_pos)])
 
 
 def _turns(table: Complex[np.ndarray, "pos width"]) -> Iterator[Complex[np.ndarray, "pos pair"]]:
@@ -99,23 +124,27 @@ def _turns(table: Complex[np.ndarray, "pos width"]) -> Iterator[Complex[np.ndarr
 
 def _layer_rope(
     reading: LayerReading,
-    *,
-    turn: Complex[np.ndarray, "pos pair"],
-    eps: float,
-    pairing: Pairing = "half",
+    turn: Complex[np.ndarray, "some pair"],
+    positions: Int[np.ndarray, " some"],
 ) -> LayerRope:
-    inv_freq, error = _inv_freq(turn, eps, reading.inv_freq_candidates)
+    """The rotation that the turns at some positions tell, as if its pairs were halves."""
+    eps = 0.0 if reading.cos is None else float(torch.finfo(reading.cos.dtype).eps)
+    inv_freq, error = _inv_freq(turn, positions, eps, reading.inv_freq_candidates)
     # The turn at position 0 is the factor itself, to the table's precision; a coarse table says
     # more by the mean of its many rounded numbers.
-    is_fine = eps <= _FLOAT32_EPS
-    factor = float(np.abs(turn[:1] if is_fine else turn).mean()) if turn.size else 1.0
+    if reading.cos is None or reading.sin is None:
+        factor = 1.0
+    elif eps <= _FLOAT32_EPS:
+        factor = float(np.abs(turn[:1]).mean())
+    else:
+        factor = float(torch.hypot(reading.cos.float(), reading.sin.float()).mean())
     if abs(factor - 1) <= eps:
         factor = 1.0
     return LayerRope(
         layer=reading.layer,
         inv_freq=inv_freq,
         inv_freq_error=error,
-        pairing=pairing,
+        pairing="half",
         rotary_dim=2 * turn.shape[1],
         d_head=reading.q.shape[-1],
         attention_factor=factor,
@@ -126,7 +155,10 @@ def _layer_rope(
 
 
 def _inv_freq(
-    turn: Complex[np.ndarray, "pos pair"], eps: float, candidates: tuple[np.ndarray, ...]
+    turn: Complex[np.ndarray, "some pair"],
+    positions: Int[np.ndarray, " some"],
+    eps: float,
+    candidates: tuple[np.ndarray, ...],
 ) -> tuple[Float[np.ndarray, " pair"], Float[np.ndarray, " pair"]]:
     """Angular frequencies in rad/token, and a bound on their relative error.
 
@@ -134,22 +166,23 @@ def _inv_freq(
     position halves the error, whole turns being counted from the estimate so far. Where an array
     that the model holds gives the same table within rounding, it is the exact answer.
     """
-    n_pos, n_pairs = turn.shape
-    angle = np.angle(turn)
+    n_pairs = turn.shape[1]
     inv_freq, last = np.zeros(n_pairs), 1
-    for position in (2**i for i in range((n_pos - 1).bit_length() if n_pairs else 0)):
-        if position >= n_pos:
-            break
-        whole_turns = np.round((inv_freq * position - angle[position]) / (2 * np.pi))
-        inv_freq, last = (angle[position] + 2 * np.pi * whole_turns) / position, position
+    if n_pairs == 0:
+        return inv_freq, np.zeros(0)
+    angle = np.angle(turn)
+    for row in np.flatnonzero((positions & (positions - 1) == 0) & (positions > 0)):
+        last = int(positions[row])
+        whole_turns = np.round((inv_freq * last - angle[row]) / (2 * np.pi))
+        inv_freq = (angle[row] + 2 * np.pi * whole_turns) / last
     with np.errstate(divide="ignore"):
         error = eps * np.minimum(1, 1 / (last * inv_freq)) + _FLOAT32_EPS
     unit = np.exp(1j * angle)
-    positions = np.arange(n_pos)[:, None]
+    at = positions[:, None]
     for candidate in candidates:
         if candidate.shape != inv_freq.shape:
             continue
-        off = np.abs(np.exp(1j * positions * candidate) - unit)
-        if (off <= 2 * eps + positions * candidate * _FLOAT32_EPS).all():
+        off = np.abs(np.exp(1j * at * candidate) - unit)
+        if (off <= 2 * eps + at * candidate * _FLOAT32_EPS).all():
             return candidate, np.full(n_pairs, _FLOAT32_EPS)
     return inv_freq, error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -45,7 +46,8 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
     from jaxtyping import Float
 
-    from lens_rope.records import ModelInfo, RotaryCapture
+    from lens_rope.records import LayerCapture, ModelInfo, Prompt, RotaryCapture
+    from lens_rope.streaming import LayerStream
 
 REPEATED_TOKENS = 48
 """Random tokens that a repeated prompt holds at most."""
@@ -219,8 +221,8 @@ def repeated_patterns(
     Raises:
         InputError: The model is another one than that of the capture, or its context is too short.
     """
-    from lens_rope.capturing import capture as read
     from lens_rope.capturing import model_shape
+    from lens_rope.streaming import LayerStream
 
     shape, own = model_shape(model), capture.model
     if (shape.name, shape.n_layers, shape.n_heads) != (own.name, own.n_layers, own.n_heads):
@@ -228,17 +230,38 @@ def repeated_patterns(
             f"the model is {shape.name} and the capture is of {own.name}; give the model that was "
             "captured"
         )
-    token_ids = repeated_tokens(model, capture, seed=seed)
-    qk = read(model, torch.tensor(token_ids), capture.layer_indices, names=["repeated tokens"])
-    out = []
-    for record in qk.records[0]:
-        targets = repeat_targets(token_ids, record.rope.window)
-        out.append(layer_patterns(record, read_attention(record, targets), targets))
+    stream = LayerStream(model, capture.layer_indices)
+    return read_repeated(stream, repeated_tokens(model, capture.prompts[0], seed=seed))
+
+
+def read_repeated(stream: LayerStream, token_ids: Sequence[int]) -> tuple[LayerPatterns, ...]:
+    """Where attention goes on one prompt of repeated tokens, one entry per layer of the stream.
+
+    Args:
+        stream: The model, opened for reading.
+        token_ids: What `repeated_tokens` drew.
+    """
+    targets: dict[int | None, tuple[Target, ...]] = {}
+    out: list[LayerPatterns] = []
+
+    def visit(record: LayerCapture) -> None:
+        window = record.rope.window
+        if window not in targets:
+            targets[window] = repeat_targets(token_ids, window)
+        attention = read_attention(record, targets[window])
+        out.append(layer_patterns(record, attention, targets[window]))
+
+    stream.run(stream.prompt("repeated tokens", token_ids), visit)
     return tuple(out)
 
 
-def repeated_tokens(model: Any, capture: RotaryCapture, *, seed: int = 0) -> list[int]:
-    """Token ids of a repeated prompt: BOS where the capture has it, then the same tokens thrice.
+def repeated_tokens(model: Any, first: Prompt, *, seed: int = 0) -> list[int]:
+    """Token ids of a repeated prompt: BOS where `first` has it, then the same tokens thrice.
+
+    Args:
+        model: The model that is to read it.
+        first: A prompt of the text that was read.
+        seed: Seed of the tokens.
 
     Raises:
         InputError: The model's context is too short.
@@ -247,9 +270,10 @@ def repeated_tokens(model: Any, capture: RotaryCapture, *, seed: int = 0) -> lis
 
     tokenizer = getattr(model, "tokenizer", None)
     special = set(getattr(tokenizer, "all_special_ids", ()))
-    start = [capture.prompts[0].token_ids[0]] if capture.prompts[0].starts_with_bos else []
+    start = [first.token_ids[0]] if first.starts_with_bos else []
     usable = [i for i in range(int(model.cfg.d_vocab)) if i not in special]
-    room = (min(host_of(model).max_tokens, 10**6) - len(start)) // REPEATS
+    host = host_of(model)
+    room = (min(host.max_tokens, host.trained_context) - len(start)) // REPEATS
     n = min(REPEATED_TOKENS, room, len(usable))
     if n < 8:
         raise InputError(
@@ -258,6 +282,27 @@ def repeated_tokens(model: Any, capture: RotaryCapture, *, seed: int = 0) -> lis
         )
     drawn = np.random.default_rng(seed).choice(usable, size=n, replace=False)
     return start + [int(token) for token in drawn] * REPEATS
+
+
+def only_heads(record: LayerCapture, heads: Sequence[int]) -> LayerCapture:
+    """The same layer with some of its query heads, each with the key head that it reads.
+
+    Its tensors are copies, so that the layer can be freed.
+
+    Args:
+        record: Queries and keys of the layer.
+        heads: Indices of the query heads, in the order in which the result has them.
+    """
+    heads = list(heads)
+    return dataclasses.replace(
+        record,
+        q=record.q[:, heads],
+        k=record.k[:, [record.kv_head(head) for head in heads]],
+        sinks=None if record.sinks is None else record.sinks[heads],
+        check=dataclasses.replace(
+            record.check, head_residual=tuple(record.check.head_residual[head] for head in heads)
+        ),
+    )
 
 
 def head_notes(n_tokens: Sequence[int], is_repeated: bool) -> tuple[str, ...]:

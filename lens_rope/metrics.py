@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import fsum
 from typing import TYPE_CHECKING, Any
 
@@ -38,20 +39,19 @@ import torch
 
 from lens_rope.attention import read_attention
 from lens_rope.errors import InputError
-from lens_rope.rotation import phases, to_pairs, unrotate
+from lens_rope.grams import by_key_head
+from lens_rope.rotation import to_pairs
 from lens_rope.sinks import MIN_TOKENS, SINK_THRESHOLD, head_shares
 from lens_rope.spec import ranges
+from lens_rope.usage import pair_lengths
 
 if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
-    from jaxtyping import Complex, Float, Int
+    from jaxtyping import Bool, Complex, Float, Int
 
     from lens_rope.attention import LayerAttention
     from lens_rope.records import LayerCapture, RotaryCapture
-    from lens_rope.spec import LayerRope
-
-    _Side = tuple[Complex[torch.Tensor, "pos pair"], Float[torch.Tensor, "pos rest"]]
 
 MAX_CELLS = 512
 """(query, key) pairs, and (query, key, key) triplets, per head and prompt; above it they are
@@ -71,7 +71,9 @@ LEFT_OUT = {
 }
 """Metrics of the literature that are not computed, and why."""
 
-_CHUNK = 2**20
+_CHUNK, _ROWS = 2**18, 512
+"""Numbers and cells per step of the positional sensitivity: what fits the cache."""
+
 _TIE = 8 * float(np.finfo(np.float32).eps)
 
 
@@ -277,7 +279,7 @@ def layer_metrics(
     max_cells: int = MAX_CELLS,
     seed: int = 0,
 ) -> LayerMetrics:
-    """The metrics of one layer on one prompt, one head at a time.
+    """The metrics of one layer on one prompt.
 
     Args:
         record: Queries and keys of the layer.
@@ -294,20 +296,18 @@ def layer_metrics(
     has_full_cycle = torch.tensor(rope.cycles >= 1)
     lengths, full = [], []
     for x in (record.q, record.k):
-        size = to_pairs(x, rope)[0].abs().double().mean(dim=0)
+        size = pair_lengths(x, rope).mean(dim=0)
         lengths.append(size.sum(dim=1).numpy())
         full.append(size[:, has_full_cycle].sum(dim=1).numpy())
     read = [record.kv_head(head) for head in range(n_heads)]
     pairs, triplets = _cells(record.n_pos, _n_distances(record), max_cells, seed)
     positional, semantic = np.full(n_heads, np.nan), np.full(n_heads, np.nan)
-    shifts = _Shifts(_n_distances(record), rope)
-    for head in range(n_heads if rope.n_pairs else 0):
-        queries = _before_rotation(record, record.q[:, head])
-        keys = _before_rotation(record, record.k[:, record.kv_head(head)])
+    if rope.n_pairs:
+        shifts = _shifts(_n_distances(record), rope.inv_freq.tobytes())
         if len(pairs):
-            positional[head] = _positional_sensitivity(queries[0], keys[0], pairs, shifts)
+            positional = _positional_sensitivity(record, pairs, shifts)
         if len(triplets):
-            semantic[head] = _semantic_stability(record, queries, keys, triplets, shifts)
+            semantic = _semantic_stability(record, triplets, shifts)
     is_long = record.n_pos >= MIN_TOKENS
     sink_share = first = np.full(n_heads, np.nan)
     if is_long:
@@ -370,13 +370,16 @@ class _Shifts:
     """The score of a frozen query and key over distances, as products of real vectors.
 
     `Re sum of c_i exp(1j w_i m)` is `x @ waves[m]` with `x` the real parts of `c` and its negated
-    imaginary parts, and `waves[m]` the cosines and sines at distance `m`.
+    imaginary parts, and `waves[m]` the cosines and sines at distance `m`. Mean and standard
+    deviation over all distances follow from the mean and the covariance of the waves, whatever
+    `c` is.
     """
 
-    def __init__(self, n_distances: int, rope: LayerRope) -> None:
-        turn = phases(torch.arange(n_distances), rope)
-        waves = torch.cat([turn.real, turn.imag], dim=1)
-        self.steps = waves.diff(dim=0)
+    def __init__(self, n_distances: int, inv_freq: Float[np.ndarray, " pair"]) -> None:
+        angles = torch.arange(n_distances).double()[:, None] * torch.tensor(inv_freq)
+        self.turn = torch.polar(torch.ones_like(angles), angles)
+        waves = torch.cat([self.turn.real, self.turn.imag], dim=1)
+        self.steps = waves.diff(dim=0).T.float().contiguous()
         self.mean = waves.mean(dim=0)
         centred = waves - self.mean
         self.covariance = centred.T @ centred / n_distances
@@ -384,10 +387,11 @@ class _Shifts:
     def mean_step(
         self, coefficient: Complex[torch.Tensor, "cell pair"]
     ) -> Float[torch.Tensor, " cell"]:
-        """`[cell]` Mean over distances of `|S(m + 1) - S(m)|`."""
-        chunk = max(1, _CHUNK // max(1, len(self.steps)))
-        parts = self._vector(coefficient).split(chunk)
-        return torch.cat([(part @ self.steps.T).abs_().mean(dim=1) for part in parts])
+        """`[cell]` Mean over distances of `|S(m + 1) - S(m)|`, the sums in float32."""
+        steps = self.steps.split(_CHUNK // _ROWS, dim=1)
+        parts = self._vector(coefficient).float().split(_ROWS)
+        totals = [sum((part @ step).abs_().sum(dim=1).double() for step in steps) for part in parts]
+        return torch.cat([torch.as_tensor(total) for total in totals]) / self.steps.shape[1]
 
     def moments(
         self, coefficient: Complex[torch.Tensor, "cell pair"]
@@ -404,49 +408,53 @@ class _Shifts:
         return torch.cat([coefficient.real, -coefficient.imag], dim=1)
 
 
+@lru_cache(maxsize=4)
+def _shifts(n_distances: int, inv_freq: bytes) -> _Shifts:
+    """The same for all layers that rotate by the same frequencies."""
+    return _Shifts(n_distances, np.frombuffer(inv_freq))
+
+
 def _positional_sensitivity(
-    z_q: Complex[torch.Tensor, "pos pair"],
-    z_k: Complex[torch.Tensor, "pos pair"],
-    pairs: Int[torch.Tensor, "cell 2"],
-    shifts: _Shifts,
-) -> float:
-    """Of one head on one prompt. A common factor of all scores cancels."""
-    query, key = pairs.unbind(dim=1)
-    coefficient = z_q[query] * z_k[key].conj()
-    norm = coefficient.abs().square().sum(dim=1).sqrt()
-    return _mean_where(shifts.mean_step(coefficient) / norm, norm > 0)
+    record: LayerCapture, cells: Int[torch.Tensor, "cell 2"], shifts: _Shifts
+) -> Float[np.ndarray, " head"]:
+    """`[head]` On one prompt. A common factor of all scores cancels."""
+    query, key = cells.unbind(dim=1)
+    z_q, _ = to_pairs(record.q[query].double(), record.rope)
+    z_k, _ = to_pairs(record.k[key].double(), record.rope)
+    coefficient = by_key_head(z_q, (z_k * shifts.turn[query - key][:, None]).conj())
+    norm = torch.view_as_real(coefficient).square().sum(dim=(2, 3)).sqrt()
+    is_valid = norm > 0
+    coefficient = coefficient / norm.masked_fill(~is_valid, 1.0)[..., None]
+    steps = shifts.mean_step(coefficient.flatten(0, 1)).view_as(norm)
+    return _means_where(steps, is_valid)
 
 
 def _semantic_stability(
-    record: LayerCapture,
-    queries: _Side,
-    keys: _Side,
-    triplets: Int[torch.Tensor, "cell 3"],
-    shifts: _Shifts,
-) -> float:
-    """Of one head on one prompt."""
-    (z_q, rest_q), (z_k, rest_k) = queries, keys
-    # The scale is common to all; the attention factor is on the rotated components only.
-    factor = record.rope.attention_factor**2
-    query, one, other = triplets.unbind(dim=1)
-    difference = factor * z_q[query] * (z_k[one] - z_k[other]).conj()
-    rest = (rest_q[query] * (rest_k[one] - rest_k[other])).sum(dim=1)
-    at_zero = difference.real.sum(dim=1) + rest
-    mean, spread = shifts.moments(difference)
+    record: LayerCapture, cells: Int[torch.Tensor, "cell 3"], shifts: _Shifts
+) -> Float[np.ndarray, " head"]:
+    """`[head]` On one prompt. The scale is common to all; the attention factor is on the pairs."""
+    query, one, other = cells.unbind(dim=1)
+    z_q, rest_q = to_pairs(record.q[query].double(), record.rope)
+    (z_one, rest_one), (z_other, rest_other) = (
+        to_pairs(record.k[key].double(), record.rope) for key in (one, other)
+    )
+    # As if both were at the distance 0.
+    z_one = z_one * shifts.turn[query - one][:, None]
+    z_other = z_other * shifts.turn[query - other][:, None]
+    difference = by_key_head(z_q, (z_one - z_other).conj())
+    rest = by_key_head(rest_q, rest_one - rest_other).sum(dim=2)
+    at_zero = difference.real.sum(dim=2) + rest
+    mean, spread = (x.view_as(rest) for x in shifts.moments(difference.flatten(0, 1)))
     # Where `G` does not move it has no spread, and its order is never reversed.
     ratio = at_zero.sign() * (mean + rest) / spread.clamp_min(torch.finfo(torch.float64).tiny)
     reversal = 0.5 * torch.erfc(ratio / 2**0.5)
     # Keys of equal tokens can be equal before rotation; the rounding of the captured values must
     # not decide which of them wins.
-    sizes = factor * (z_q.abs()[query] * (z_k.abs()[one] + z_k.abs()[other])).sum(dim=1)
-    rest_sizes = (rest_q.abs()[query] * (rest_k.abs()[one] + rest_k.abs()[other])).sum(dim=1)
-    return 1 - _mean_where(reversal, at_zero.abs() > _TIE * (sizes + rest_sizes))
-
-
-def _before_rotation(record: LayerCapture, x: Float[torch.Tensor, "pos d_head"]) -> _Side:
-    """Pairs before rotation and pass-through of one head, in double precision."""
-    pairs, rest = to_pairs(x.double(), record.rope)
-    return unrotate(pairs[:, None], record.positions, record.rope)[:, 0], rest
+    size_q = pair_lengths(record.q[query], record.rope)
+    size_one, size_other = (pair_lengths(record.k[key], record.rope) for key in (one, other))
+    sizes = by_key_head(size_q, size_one + size_other).sum(dim=2)
+    rest_sizes = by_key_head(rest_q.abs(), rest_one.abs() + rest_other.abs()).sum(dim=2)
+    return 1 - _means_where(reversal, at_zero.abs() > _TIE * (sizes + rest_sizes))
 
 
 def _n_distances(record: LayerCapture) -> int:
@@ -460,6 +468,7 @@ def _keys_before(n_pos: int, n_distances: int) -> Int[np.ndarray, " q_pos"]:
     return np.minimum(np.arange(n_pos), n_distances - 1)
 
 
+@lru_cache(maxsize=8)
 def _cells(
     n_pos: int, n_distances: int, max_cells: int, seed: int
 ) -> tuple[Int[torch.Tensor, "cell 2"], Int[torch.Tensor, "cell 3"]]:
@@ -489,8 +498,11 @@ def _cells(
     return torch.from_numpy(pairs), torch.from_numpy(triplets)
 
 
-def _mean_where(values: torch.Tensor, valid: torch.Tensor) -> float:
-    return float(values[valid].mean()) if valid.any() else np.nan
+def _means_where(
+    values: Float[torch.Tensor, "cell head"], is_valid: Bool[torch.Tensor, "cell head"]
+) -> Float[np.ndarray, " head"]:
+    """`[head]` Mean over the valid cells, nan where there is none."""
+    return values.masked_fill(~is_valid, torch.nan).nanmean(dim=0).numpy()
 
 
 def _ratio(part: np.ndarray, whole: np.ndarray) -> Float[np.ndarray, " head"]:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from lens_rope.errors import InputError
+from lens_rope.grams import LEAST_VARIANCE, row_means, running_sums, visible_products
 from lens_rope.offsets import LayerOffsets, SideOffsets
 from lens_rope.rotation import from_pairs, rotate
 
@@ -33,6 +34,9 @@ MIN_REPEATS = 100
 
 CONSISTENCY_QUERIES = 256
 """Longer prompts give this many evenly spaced queries to the token consistency."""
+
+_KEYS = 512
+"""Keys per step of the token consistency."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +92,7 @@ def offset_and_content(
     """
 
     def split(x: torch.Tensor, side: SideOffsets) -> tuple[torch.Tensor, torch.Tensor]:
-        mean = torch.as_tensor(side.mean).expand(record.n_pos, -1, -1)
+        mean = torch.as_tensor(side.mean)[None]
         rest = torch.as_tensor(side.rest_mean).expand(record.n_pos, -1, -1)
         offset = from_pairs(rotate(mean, record.positions, record.rope), rest, record.rope)
         return offset, x.double() - offset
@@ -110,41 +114,45 @@ def layer_offset_shares(
         offsets: The offsets to split by, `layer_offsets` of the same record.
         left_out: Positions that are neither queries nor keys: the first and the sinks.
     """
-    kept = torch.ones(record.n_pos, dtype=torch.bool)
-    kept[list(left_out)] = False
-    seen = record.visible & kept[:, None] & kept[None, :]
-    count = seen.sum(dim=1, keepdim=True).clamp_min(1)
-    queries, keys = offset_and_content(record, offsets)
-    repeats = _repeats(record, token_ids, seen)
-    parts, same, square = [], [], []
-    for head in range(record.n_heads):
-        kv = record.kv_head(head)
-        scores = record.scores(head).masked_fill(~seen, 0.0)
-        deviation = (scores - scores.sum(dim=1, keepdim=True) / count).masked_fill(~seen, 0.0)
-        # One product for both key parts; sums over queries in float64.
-        both = torch.cat([keys[0][:, kv], keys[1][:, kv]], dim=1).to(deviation.dtype)
-        against = (deviation @ both).double().chunk(2, dim=1)
-        parts.append(
-            [
-                record.scale * float((query[:, head] * key).sum())
-                for query in queries
-                for key in against
-            ]
-            # The mean of few tokens is no offset, and of none no number.
-            if offsets.is_known
-            else [0.0] * len(PARTS)
-        )
-        sums = repeats.sums(deviation)
-        same.append(sums[0])
-        square.append(sums[1])
+    kept = torch.ones(record.n_pos, dtype=torch.float64)
+    kept[list(left_out)] = 0
+    window = record.rope.window
+    counts = running_sums(kept, window).clamp_min(1)
+    # A query of zero adds nothing to any sum, and nor does a key.
+    q, k = (x * kept[:, None, None] for x in (record.q, record.k))
+    means = row_means(q, k, counts, window)
+    parts = np.zeros((record.n_heads, len(PARTS)))
+    if offsets.is_known:  # the mean of few tokens is no offset, and of none no number
+        parts = record.scale**2 * _parts(record, offsets, q, k, kept, means, counts)
+    same, square, n_repeats = _repeats(record, token_ids, kept, means)
     return OffsetShares(
         layer=record.rope.layer,
         n_tokens=int(kept.sum()),
-        parts=np.array(parts),
-        same_token=np.array(same),
-        same_token_square=np.array(square),
-        n_repeats=repeats.n,
+        parts=parts,
+        same_token=record.scale**2 * same,
+        same_token_square=record.scale**2 * square,
+        n_repeats=n_repeats,
     )
+
+
+def _parts(
+    record: LayerCapture,
+    offsets: LayerOffsets,
+    q: Float[torch.Tensor, "pos head d_head"],
+    k: Float[torch.Tensor, "pos kv_head d_head"],
+    kept: Float[torch.Tensor, " pos"],
+    means: Float[torch.Tensor, "pos head"],
+    counts: Float[torch.Tensor, " pos"],
+) -> Float[np.ndarray, "head part"]:
+    """`[head, part]` Sums of a part times the centred product of query and key, without scale."""
+    queries, keys = (torch.stack(side) for side in offset_and_content(record, offsets))
+    keys *= kept[:, None, None]
+    products = visible_products(queries, q, keys, k, record.rope.window, means)
+    parts = products.sum(dim=3).flatten(0, 1).T
+    total = parts.sum(dim=1)
+    square = total + counts @ means**2
+    # Rows of equal scores have no variance, and what rounding leaves of it is not shared out.
+    return torch.where((total > LEAST_VARIANCE * square)[:, None], parts, 0.0).numpy()
 
 
 def merge_offset_shares(shares: Iterable[OffsetShares]) -> OffsetShares:
@@ -174,42 +182,60 @@ def merge_offset_shares(shares: Iterable[OffsetShares]) -> OffsetShares:
     )
 
 
-@dataclass(frozen=True, eq=False)
-class _Repeats:
-    """Which keys hold the same token, for some queries of a prompt.
+def _repeats(
+    record: LayerCapture,
+    token_ids: Sequence[int],
+    kept: Float[torch.Tensor, " pos"],
+    means: Float[torch.Tensor, "pos head"],
+) -> tuple[Float[np.ndarray, " head"], Float[np.ndarray, " head"], int]:
+    """Sums over (query, key, other key of the same token), without scale.
 
-    Attributes:
-        rows: `[row]` The queries.
-        members: `[k_pos, group]` 1 where a key holds the token of the group.
-        others: `[row, group]` How many other keys of the group a query sees, at least 0.
+    Returns:
+        `[head]` Sum of the products of the two centred products of query and key, `[head]` sum of
+        the squares of the first, and how many there are. With `G` the keys of one token that a
+        query sees, the first is the sum over `G` of `(sum of d)² - sum of d²`, and the second of
+        `(|G| - 1) d²`.
     """
-
-    rows: torch.Tensor
-    members: torch.Tensor
-    others: torch.Tensor
-    n: int
-
-    def sums(self, deviation: torch.Tensor) -> tuple[float, float]:
-        """Sums over (query, key, other key of the same token) of product and of square."""
-        if not self.n:
-            return 0.0, 0.0
-        some = deviation[self.rows]
-        square = (some**2 @ self.members).double()
-        product = (some @ self.members).double() ** 2 - square
-        return float(product.sum()), float((square * self.others).sum())
-
-
-def _repeats(record: LayerCapture, token_ids: Sequence[int], seen: torch.Tensor) -> _Repeats:
-    rows = torch.arange(record.n_pos)
-    if len(rows) > CONSISTENCY_QUERIES:
-        step = len(rows) / CONSISTENCY_QUERIES
+    n_pos, n_kv = record.n_pos, record.n_kv_heads
+    rows = torch.arange(n_pos)
+    if n_pos > CONSISTENCY_QUERIES:
+        step = n_pos / CONSISTENCY_QUERIES
         rows = (torch.arange(CONSISTENCY_QUERIES) * step).long()
-    tokens, counts = np.unique(np.asarray(token_ids), return_counts=True)
-    groups = torch.as_tensor(tokens[counts > 1])
-    members = (torch.as_tensor(list(token_ids))[:, None] == groups[None, :]).float()
-    in_group = seen[rows].float() @ members
-    others = (in_group - 1).clamp_min(0).double()
-    return _Repeats(rows, members, others, int((in_group.double() * others).sum()))
+    rows = rows[kept[rows] > 0]
+    ids = torch.as_tensor(list(token_ids))[:n_pos]
+    _, group, size = ids.unique(return_inverse=True, return_counts=True)
+    columns = ((size[group] > 1) & (kept > 0)).nonzero()[:, 0]
+    _, group = group[columns].unique(return_inverse=True)
+    n_groups = int(group.max()) + 1 if len(group) else 0
+    seen = columns[:, None] <= rows
+    if record.rope.window is not None:
+        seen &= columns[:, None] > rows - record.rope.window
+    seen = seen.float()
+    # `[group, row]` and `[column, row]` how many other keys of the group a query sees.
+    in_group = torch.zeros(n_groups, len(rows)).index_add_(0, group, seen)
+    others = (in_group[group] - 1).mul_(seen)
+    n_repeats = int(others.sum(dtype=torch.float64))
+    same, square = torch.zeros(2, record.n_heads, dtype=torch.float64)
+    if not n_repeats:
+        return same.numpy(), square.numpy(), 0
+    heads = record.n_heads // n_kv
+    for kv in range(n_kv):
+        own = slice(kv * heads, (kv + 1) * heads)
+        # Head and row side by side, so that each key is one long row of numbers to add up.
+        queries = record.q[rows, own].transpose(0, 1).reshape(-1, record.q.shape[2])
+        centre = means[rows, own].T.float()
+        sums = torch.zeros(n_groups, heads, len(rows))
+        for start in range(0, len(columns), _KEYS):
+            part = slice(start, start + _KEYS)
+            deviation = (record.k[columns[part], kv] @ queries.T).unflatten(1, (heads, -1))
+            deviation.sub_(centre).mul_(seen[part, None])
+            sums.index_add_(0, group[part], deviation)
+            squares = deviation.square_()
+            same[own] -= squares.sum(dim=(0, 2), dtype=torch.float64)
+            squares.mul_(others[part, None])
+            square[own] += squares.sum(dim=(0, 2), dtype=torch.float64)
+        same[own] += sums.square_().sum(dim=(0, 2), dtype=torch.float64)
+    return same.numpy(), square.numpy(), n_repeats
 
 
 def _ratio(

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 from lens_rope.errors import InputError
-from lens_rope.rotation import to_pairs, unrotate
-from lens_rope.usage import exact_mean
+from lens_rope.rotation import phases, to_pairs
+from lens_rope.usage import exact_mean, pair_lengths
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -157,17 +157,21 @@ def layer_offsets(record: LayerCapture, left_out: Sequence[int] = (0,)) -> Layer
     """
     kept = _kept(record.n_pos, left_out)
 
+    # The mean of what is not rotated yet is one product of the rotated pairs with the phases.
+    turn = phases(kept, record.rope).conj() / record.rope.attention_factor
+
     def side(x: torch.Tensor) -> SideOffsets:
-        rotated, rest = to_pairs(x.double(), record.rope)
-        before = unrotate(rotated, record.positions, record.rope)[kept]
-        size, values, rest = before.abs(), x[kept].double().abs(), rest[kept]
+        x = x[kept].double()
+        rotated, rest = to_pairs(x, record.rope)
         if not len(kept):
-            nothing = np.full(before.shape[1:], np.nan)
+            nothing = np.full(rotated.shape[1:], np.nan)
             flat = np.full(x.shape[-1], np.nan)
             no_rest = np.full(rest.shape[1:], np.nan)
             return SideOffsets(nothing.astype(complex), nothing, nothing, flat, flat, no_rest)
+        size = pair_lengths(x, record.rope) / record.rope.attention_factor
+        values = x.abs()
         return SideOffsets(
-            mean=before.mean(dim=0).numpy(),
+            mean=(rotated * turn[:, None]).mean(dim=0).numpy(),
             magnitude=size.mean(dim=0).numpy(),
             largest=size.amax(dim=0).numpy(),
             component_mean=values.mean(dim=(0, 1)).numpy(),

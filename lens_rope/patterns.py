@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
-from lens_rope.advantage import Advantage, advantage, merge_advantages
+from lens_rope.advantage import Advantage, merge_advantages
 from lens_rope.bounds import Band, band
 from lens_rope.errors import InputError
 from lens_rope.sinks import MIN_TOKENS, SINK_THRESHOLD
@@ -130,7 +130,7 @@ def layer_patterns(
                 n_queries=len(target.queries),
                 mass=attention.mass[target.name],
                 uniform_mass=target.uniform_mass(record.rope.window),
-                advantages=tuple(advantage(record, head, target) for head in range(record.n_heads)),
+                advantages=attention.advantages[target.name],
             )
             for target in targets
         },

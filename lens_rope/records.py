@@ -6,6 +6,7 @@ model present.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -164,6 +165,9 @@ class LayerCapture:
                 f"the rotation {self.rope.d_head}"
             )
         for name, x in (("q", self.q), ("k", self.k)):
+            # One pass without a copy tells that all is well: extremes keep NaN.
+            if torch.isfinite(torch.stack(torch.aminmax(x))).all():
+                continue
             wrong = (~torch.isfinite(x)).any(dim=-1).nonzero()
             if len(wrong):
                 position, head = wrong[0].tolist()
@@ -288,12 +292,42 @@ class RotaryCapture:
         """The largest relative error of the scores over all layers and prompts."""
         return max(record.check.relative_error for layers in self.records for record in layers)
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What to know of how this was read; empty where all is as usual.
+
+        Which prompts are longer than the trained context, and which were read in a fused pass, on
+        how many queries their scores were compared with the model's own, and how exactly the
+        attention output of the pass agrees there.
+        """
+        notes = []
+        for prompt, layers in zip(self.prompts, self.records, strict=True):
+            context = max(record.rope.trained_context for record in layers)
+            if len(prompt) > context:
+                notes.append(
+                    f"{prompt.name} has {len(prompt):,} tokens and the trained context is "
+                    f"{context:,}: positions beyond it are new to the model"
+                )
+        for prompt, layers in zip(self.prompts, self.records, strict=True):
+            fused = [record for record in layers if not math.isnan(record.check.output)]
+            if fused:
+                which = ranges([record.rope.layer for record in fused])
+                output = max(record.check.output for record in fused)
+                notes.append(
+                    f"{prompt.name}, layers {which}: read in a fused pass; the model's own "
+                    f"attention was formed for {_share(fused)} and gives the same output within "
+                    f"{output:.1e}"
+                )
+        return tuple(notes)
+
     def verification(self) -> pd.DataFrame:
         """One row per prompt and layer: by which route it was read and how exactly.
 
         Columns: `prompt` (name), `layer`, `route`, `relative_error` (of the scores),
         `pattern_error`, `norm_error`, `angle_error` (relative, see `LayerCheck`), `max_residual`
-        (largest of the heads, score units).
+        (largest of the heads, score units), `checked_queries` (number of queries that these are
+        over; all but in a fused pass on a long prompt), `output_error` (relative, of the attention
+        output of a fused pass, else nan).
         """
         import pandas as pd
 
@@ -308,6 +342,8 @@ class RotaryCapture:
                     "norm_error": record.check.norm,
                     "angle_error": record.check.angle,
                     "max_residual": max(record.check.head_residual),
+                    "checked_queries": _checked(record),
+                    "output_error": record.check.output,
                 }
                 for prompt, layers in zip(self.prompts, self.records, strict=True)
                 for record in layers
@@ -360,10 +396,35 @@ class RotaryCapture:
     def __repr__(self) -> str:
         """Model, prompts and exactness in one line each."""
         tokens = ", ".join(f"{prompt.name} ({len(prompt)} tokens)" for prompt in self.prompts)
-        return (
-            f"RotaryCapture of {self.model.name} on {self.model.host}\n"
+        sampled = [
+            record
+            for layers in self.records
+            for record in layers
+            if record.check.checked_queries is not None
+        ]
+        on = ""
+        if sampled:
+            output = max(record.check.output for record in sampled)
+            on = f" on {_share(sampled)}, attention output within {output:.1e}"
+        lines = [
+            f"RotaryCapture of {self.model.name} on {self.model.host}",
             f"  layers: {ranges(self.layer_indices)}   heads: {self.model.n_heads}"
-            f"   KV heads: {self.model.n_kv_heads}   d_head: {self.model.d_head}\n"
-            f"  prompts: {tokens}\n"
-            f"  verified: scores within {self.max_relative_error:.1e} of the model's own"
-        )
+            f"   KV heads: {self.model.n_kv_heads}   d_head: {self.model.d_head}",
+            f"  prompts: {tokens}",
+            f"  verified: scores within {self.max_relative_error:.1e} of the model's own{on}",
+        ]
+        return "\n".join(lines + [f"  note: {note}" for note in self.notes])
+
+
+def _checked(record: LayerCapture) -> int:
+    """Number of queries whose scores were compared with the model's."""
+    checked = record.check.checked_queries
+    return record.n_pos if checked is None else checked
+
+
+def _share(records: list[LayerCapture]) -> str:
+    """Of how many queries the scores were compared, where it was fewest."""
+    fewest = min(records, key=lambda record: _checked(record) / record.n_pos)
+    if fewest.check.checked_queries is None:
+        return "all queries"
+    return f"{_checked(fewest):,} of {fewest.n_pos:,} queries"

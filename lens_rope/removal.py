@@ -12,14 +12,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from lens_rope.scores import pattern_of, soft_capped
+from lens_rope.scores import soft_capped
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Float, Int
 
     from lens_rope.records import LayerCapture
 
-_BLOCK = 128
+_BLOCK_VALUES = 2**19
+"""Scores of all heads and removals that are formed at a time: they fit the processor's cache."""
+
+_BITS = 1 / np.log(2)
+"""Bits per unit of score: powers of two are as fast for what underflows, those of e are not."""
 
 
 def shares_without(
@@ -39,28 +43,133 @@ def shares_without(
         removals: Pairs to remove, one list per result; an empty list removes nothing.
         max_queries: Where more queries see the key, take this many evenly spaced ones.
     """
+    return head_shares_without(record, [head], key, [removals], max_queries=max_queries)[0][0]
+
+
+def head_shares_without(
+    record: LayerCapture,
+    heads: Sequence[int],
+    key: int,
+    removals: Sequence[Sequence[Sequence[int]]],
+    *,
+    max_queries: int | None = None,
+) -> tuple[Float[np.ndarray, "head removal"], Float[np.ndarray, "head removal"]]:
+    """Sink shares of one key in several heads after removals, and their sampling errors.
+
+    Args:
+        record: Queries and keys of the layer.
+        heads: Indices of the query heads.
+        key: Position of the key.
+        removals: By head, the pairs to remove, as many lists for each head.
+        max_queries: Where more queries see the key, take this many evenly spaced ones.
+
+    Returns:
+        `[head, removal]` sink shares, and the standard error of each from taking some of the
+        queries: 0 where all were taken, else that of a sample in even steps, from the differences
+        `d` between neighbours, `sqrt((1 - n / N) sum d^2 / (2 n (n - 1)))` for `n` of `N` queries.
+        Differences leave out the drift along the prompt, which such a sample follows.
+    """
     window = record.rope.window
     last = record.n_pos if window is None else min(record.n_pos, key + window)
     queries = np.arange(key, last)
     if max_queries is not None and len(queries) > max_queries:
         queries = queries[np.linspace(0, len(queries) - 1, max_queries).round().astype(int)]
-    first, second = (torch.as_tensor(c) for c in record.rope.components)
-    sinks = None if record.sinks is None else record.sinks[head : head + 1]
-    total = np.zeros(len(removals))
-    # In blocks of queries: they fit the processor's cache, and need no keys after their end.
-    for start in range(0, len(queries), _BLOCK):
-        rows = torch.as_tensor(queries[start : start + _BLOCK])
-        begin = 0 if window is None else max(0, int(rows[0]) - window + 1)
-        distance = rows[:, None] - torch.arange(begin, int(rows[-1]) + 1)[None, :]
-        visible = distance >= 0
+    shape = (len(heads), len(removals[0]))
+    if not shape[1]:
+        return np.zeros(shape), np.zeros(shape)
+    values = _attention_left(record, heads, key, removals, queries)
+    return values.mean(axis=-1), _error(values, last - key)
+
+
+def _error(
+    values: Float[np.ndarray, "head removal query"], n_all: int
+) -> Float[np.ndarray, "head removal"]:
+    """Standard error of the mean of values at even steps through `n_all`."""
+    n = values.shape[-1]
+    if n == n_all or n < 2:
+        return np.zeros(values.shape[:-1])
+    spread = (np.diff(values, axis=-1) ** 2).sum(axis=-1) / (2 * (n - 1))
+    return np.sqrt((1 - n / n_all) / n * spread)
+
+
+def _attention_left(
+    record: LayerCapture,
+    heads: Sequence[int],
+    key: int,
+    removals: Sequence[Sequence[Sequence[int]]],
+    queries: Int[np.ndarray, " query"],
+) -> Float[np.ndarray, "head removal query"]:
+    """Attention of some queries to one key after each removal.
+
+    The attention to a key is 1 over the sum over keys of `exp(score - score of that key)`, and with
+    keys taken relative to it those differences are themselves products of query and key.
+    """
+    window, softcap = record.rope.window, record.softcap
+    first = 0 if window is None else max(0, int(queries[0]) - window + 1)
+    end = int(queries[-1]) + 1
+    kv_heads = torch.tensor([record.kv_head(head) for head in heads])
+    q = (_BITS * record.scale * record.q[torch.as_tensor(queries)][:, list(heads)]).movedim(0, 1)
+    k = record.k[first:end, kv_heads].movedim(0, 2)  # [head, d_head, key]
+    own_k = record.k[key, kv_heads]
+    if softcap is None:
+        k = k - own_k[:, :, None]
+    parts = _components(record, removals)
+    n_heads, n_removals, depth = parts.shape
+    pad = torch.nn.functional.pad
+    of_head = torch.arange(n_heads)[:, None, None]
+    # A component beyond the last is 0 and stands where a removal has fewer than others.
+    q_parts = pad(q, (0, 1)).mT[of_head, parts].movedim(2, 3)  # [head, removal, query, part]
+    k_parts = pad(k, (0, 0, 0, 1))[of_head, parts]  # [head, removal, part, key]
+    own = None
+    if record.sinks is not None:
+        own_parts = pad(own_k, (0, 1))[of_head, parts][..., None]
+        own = (q @ own_k[:, :, None])[:, None, :, 0] - (q_parts @ own_parts)[..., 0]
+        own = _BITS * soft_capped(own / _BITS, softcap)
+        own = (_BITS * record.sinks[list(heads)].to(own)[:, None, None] - own).exp2()
+    n_all = n_heads * n_removals
+    size = min(len(queries), max(1, _BLOCK_VALUES // (n_all * (end - first))))
+    buffer = q.new_empty(n_all * size * (end - first))
+    out = np.empty((n_heads, n_removals, len(queries)))
+    for start in range(0, len(queries), size):
+        rows = slice(start, start + size)
+        positions = torch.as_tensor(queries[rows])
+        begin = 0 if window is None else max(0, int(positions[0]) - window + 1) - first
+        keys = slice(begin, int(positions[-1]) + 1 - first)
+        scores = q[:, rows] @ k[:, :, keys]
+        n_rows, n_keys = scores.shape[1:]
+        at = torch.arange(first + keys.start, first + keys.stop)
+        hidden = at > positions[:, None]
         if window is not None:
-            visible &= distance < window
-        q = record.q[rows, head]
-        k = record.k[begin : int(rows[-1]) + 1, record.kv_head(head)]
-        scores = record.scale * (q @ k.T)
-        for index, pairs in enumerate(removals):
-            parts = torch.cat([first[list(pairs)], second[list(pairs)]])
-            left = scores - record.scale * (q[:, parts] @ k[:, parts].T) if len(pairs) else scores
-            pattern = pattern_of(soft_capped(left, record.softcap)[None], visible, sinks)[0]
-            total[index] += float(pattern[:, key - begin].sum(dtype=torch.float64))
-    return total / len(queries)
+            hidden |= at <= positions[:, None] - window
+        if softcap is None:
+            scores.masked_fill_(hidden, -torch.inf)
+        left = buffer[: n_all * n_rows * n_keys].view(n_heads, n_removals, n_rows, n_keys)
+        left.copy_(scores[:, None].expand(left.shape))
+        if depth:
+            left.flatten(0, 1).baddbmm_(
+                q_parts[:, :, rows].flatten(0, 1), k_parts[..., keys].flatten(0, 1), alpha=-1
+            )
+        if softcap is not None:
+            capped = soft_capped(left, _BITS * softcap)
+            left = (capped - capped[..., key - first - begin, None]).masked_fill_(
+                hidden, -torch.inf
+            )
+        # What overflows is a key that takes all, and leaves 1 / inf = 0.
+        whole = left.exp2_().sum(dim=-1)
+        if own is not None:
+            whole += own[:, :, rows]
+        out[..., rows] = (1 / whole).numpy()
+    return out
+
+
+def _components(
+    record: LayerCapture, removals: Sequence[Sequence[Sequence[int]]]
+) -> Int[torch.Tensor, "head removal part"]:
+    """The components of each removal's pairs, `d_head` where it has fewer than another."""
+    depth = max((len(pairs) for of_head in removals for pairs in of_head), default=0)
+    pairs = np.full((len(removals), len(removals[0]), depth), record.rope.n_pairs)
+    for head, of_head in enumerate(removals):
+        for index, removed in enumerate(of_head):
+            pairs[head, index, : len(removed)] = list(removed)
+    both = [np.append(c, record.rope.d_head)[pairs] for c in record.rope.components]
+    return torch.as_tensor(np.concatenate(both, axis=-1).astype(np.int64))

@@ -6,8 +6,10 @@ from integer positions, so they are right at any position; values stay in the pr
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 if TYPE_CHECKING:
@@ -26,14 +28,36 @@ def to_pairs(
         rope: The layer's rotation, which names the pairs.
 
     Returns:
-        `[..., pair]` each pair as `x[a] + 1j x[b]`, and `[..., rest]` the pass-through components.
+        `[..., pair]` each pair as `x[a] + 1j x[b]`, and `[..., rest]` the pass-through components,
+        which may be a view of `x`.
+    """
+    first, second, rest = split(x, rope)
+    return torch.complex(first, second), rest
+
+
+def split(
+    x: Float[torch.Tensor, "... d_head"], rope: LayerRope
+) -> tuple[
+    Float[torch.Tensor, "... pair"],
+    Float[torch.Tensor, "... pair"],
+    Float[torch.Tensor, "... rest"],
+]:
+    """As `to_pairs`, each pair as two real numbers, without a copy where that can be.
+
+    Args:
+        x: Queries or keys, last axis `d_head`. Values below float32 are widened to float32.
+        rope: The layer's rotation, which names the pairs.
+
+    Returns:
+        `[..., pair]` first and second components of the pairs, and `[..., rest]` the pass-through.
     """
     if not x.dtype.is_floating_point or torch.finfo(x.dtype).bits < 32:
         x = x.float()
-    first, second = (torch.as_tensor(c, device=x.device) for c in rope.components)
-    rest = torch.as_tensor(rope.pass_components, device=x.device)
-    pairs = torch.complex(x.index_select(-1, first), x.index_select(-1, second))
-    return pairs, x.index_select(-1, rest)
+    first, second = rope.component_slices
+    stop = rope.rotary_start + rope.rotary_dim
+    before, after = x[..., : rope.rotary_start], x[..., stop:]
+    rest = after if rope.rotary_start == 0 else torch.cat([before, after], dim=-1)
+    return x[..., first], x[..., second], rest
 
 
 def from_pairs(
@@ -42,11 +66,12 @@ def from_pairs(
     rope: LayerRope,
 ) -> Float[torch.Tensor, "... d_head"]:
     """`[..., d_head]` Queries or keys again: the inverse of `to_pairs`."""
-    first, second = rope.components
+    first, second = rope.component_slices
     x = torch.empty((*rest.shape[:-1], rope.d_head), dtype=rest.dtype, device=rest.device)
-    x[..., torch.as_tensor(first)] = pairs.real
-    x[..., torch.as_tensor(second)] = pairs.imag
-    x[..., torch.as_tensor(rope.pass_components)] = rest
+    x[..., first] = pairs.real
+    x[..., second] = pairs.imag
+    x[..., : rope.rotary_start] = rest[..., : rope.rotary_start]
+    x[..., rope.rotary_start + rope.rotary_dim :] = rest[..., rope.rotary_start :]
     return x
 
 
@@ -59,9 +84,17 @@ def phases(
         positions: `[pos]` Integer positions in tokens.
         rope: The layer's rotation.
     """
-    # On the CPU: some accelerators have no float64.
-    angles = positions.cpu().to(torch.float64)[:, None] * torch.tensor(rope.inv_freq)[None, :]
-    return torch.polar(torch.ones_like(angles), angles)
+    n_pos = len(positions)
+    if n_pos and torch.equal(positions.cpu(), torch.arange(n_pos)):
+        return _phases_from_zero(rope.inv_freq.tobytes(), n_pos).clone()
+    return _phases(positions, rope.inv_freq)
+
+
+def turns(
+    positions: Int[torch.Tensor, " pos"], rope: LayerRope
+) -> Complex[torch.Tensor, "pos pair"]:
+    """`[pos, pair]` What `rotate` multiplies pairs by: phase times attention factor, complex128."""
+    return phases(positions, rope) * rope.attention_factor
 
 
 def rotate(
@@ -70,8 +103,7 @@ def rotate(
     rope: LayerRope,
 ) -> Complex[torch.Tensor, "pos head pair"]:
     """`[pos, head, pair]` Each pair times its phase and the attention factor, as the model does."""
-    turn = (phases(positions, rope) * rope.attention_factor).to(z.device, z.dtype)
-    return z * turn[:, None, :]
+    return z * turns(positions, rope).to(z.device, z.dtype)[:, None, :]
 
 
 def unrotate(
@@ -84,5 +116,19 @@ def unrotate(
     Rotated values are the ones the scores are made of. Values read at an earlier hook point may
     still be normalised or clipped before they are rotated.
     """
-    turn = (phases(positions, rope).conj() / rope.attention_factor).to(z_rot.device, z_rot.dtype)
-    return z_rot * turn[:, None, :]
+    turn = phases(positions, rope).conj() / rope.attention_factor
+    return z_rot * turn.to(z_rot.device, z_rot.dtype)[:, None, :]
+
+
+def _phases(
+    positions: Int[torch.Tensor, " pos"], inv_freq: Float[np.ndarray, " pair"]
+) -> Complex[torch.Tensor, "pos pair"]:
+    # On the CPU: some accelerators have no float64.
+    angles = positions.cpu().to(torch.float64)[:, None] * torch.tensor(inv_freq)[None, :]
+    return torch.polar(torch.ones_like(angles), angles)
+
+
+@lru_cache(maxsize=4)
+def _phases_from_zero(inv_freq: bytes, n_pos: int) -> Complex[torch.Tensor, "pos pair"]:
+    """Phases of positions 0, 1, 2, ...; most layers share them, and nobody may change them."""
+    return _phases(torch.arange(n_pos), np.frombuffer(inv_freq))

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lens_rope.advantage import Advantage, advantage, merge_advantages
+from lens_rope.advantage import Advantage, layer_advantages, merge_advantages
 from lens_rope.attention import LayerAttention, read_attention
 from lens_rope.bounds import band
 from lens_rope.errors import InputError
-from lens_rope.removal import shares_without
+from lens_rope.removal import head_shares_without
 from lens_rope.sinks import (
     MIN_TOKENS,
     SINK_THRESHOLD,
@@ -44,7 +44,10 @@ COLLAPSED = 0.1
 """A sink has collapsed when its share falls below this."""
 
 EXACT_PAIRS = 5
-"""The strongest pairs are removed for all queries; the others, for the control, for some."""
+"""The strongest pairs are removed for many queries; the others, for the control, for few."""
+
+REMOVAL_QUERIES = 512
+"""Evenly spaced queries behind the removal of the strongest pairs; all where there are fewer."""
 
 CONTROL_QUERIES = 128
 """Evenly spaced queries behind the removal of each of the other pairs."""
@@ -67,11 +70,15 @@ class SinkHead:
         n_prompts: Number of prompts in which the head has a sink.
         n_queries: Number of queries that see the sink.
         advantage: Advantage of the sink, by pair, in score units.
-        share_without: `[pair]` Sink share after a pair is removed, from up to `CONTROL_QUERIES`
-            queries for pairs that are not among the `EXACT_PAIRS` strongest.
-        share_without_two: Sink share after the two strongest pairs of each prompt are removed.
+        share_without: `[pair]` Sink share after a pair is removed, from up to `REMOVAL_QUERIES`
+            queries of each prompt, up to `CONTROL_QUERIES` for pairs that are not among the
+            `EXACT_PAIRS` strongest.
+        share_without_two: Sink share after the two strongest pairs of each prompt are removed, from
+            up to `REMOVAL_QUERIES` queries.
         positions: The query-weighted shares of the prompts added up by the position that each has
             its sink at; empty for one prompt, whose only position is `position`.
+        share_without_error: `[pair]` Standard error of `share_without` from taking some of the
+            queries, 0 where all were taken; empty where it is not known.
     """
 
     layer: int
@@ -87,6 +94,7 @@ class SinkHead:
     share_without: Float[np.ndarray, " pair"]
     share_without_two: float
     positions: Mapping[int, float] = field(default_factory=dict)
+    share_without_error: Float[np.ndarray, " pair"] = field(default_factory=lambda: np.empty(0))
 
     @property
     def at(self) -> Mapping[int, float]:
@@ -102,6 +110,12 @@ class SinkHead:
     def share_without_best(self) -> float:
         """Sink share after the best pair is removed; nan in a layer without pairs."""
         return float(self.share_without[self.best_pair]) if self.best_pair >= 0 else np.nan
+
+    @property
+    def share_without_best_error(self) -> float:
+        """Standard error of `share_without_best` from taking some of the queries, 0 for all."""
+        known = self.best_pair >= 0 and self.share_without_error.size
+        return float(self.share_without_error[self.best_pair]) if known else np.nan
 
     @property
     def control_share(self) -> float:
@@ -132,39 +146,57 @@ def layer_sinks(
     """
     if attention.n_pos < MIN_TOKENS:
         return ()
-    return tuple(
-        _sink_head(record, int(head), int(shares.sink_position[head]), shares.sink_share[head])
-        for head in np.flatnonzero(shares.sink_share > SINK_THRESHOLD)
-    )
+    heads = np.flatnonzero(shares.sink_share > SINK_THRESHOLD)
+    found: dict[int, SinkHead] = {}
+    # Heads with the same sink, most often all of them, are removed from together.
+    for position in np.unique(shares.sink_position[heads]):
+        together = heads[shares.sink_position[heads] == position].tolist()
+        for sink in _sink_heads(record, together, int(position), shares):
+            found[sink.head] = sink
+    return tuple(found[head] for head in sorted(found))
 
 
-def _sink_head(record: LayerCapture, head: int, position: int, share: float) -> SinkHead:
+def _sink_heads(
+    record: LayerCapture, heads: list[int], position: int, shares: HeadShares
+) -> list[SinkHead]:
+    """Heads of one layer that have their sink at the same position."""
     rope = record.rope
     target = sink_target(position, record.n_pos, rope.window)
-    gained = advantage(record, head, target)
-    strongest = gained.strongest(EXACT_PAIRS)
-    without = np.empty(rope.n_pairs)
-    others = [pair for pair in range(rope.n_pairs) if pair not in strongest]
-    exact = [[pair] for pair in strongest] + [list(strongest[:2])]
-    *singles, without_two = shares_without(record, head, position, exact)
-    without[list(strongest)] = singles
-    without[others] = shares_without(
-        record, head, position, [[pair] for pair in others], max_queries=CONTROL_QUERIES
+    of_layer = layer_advantages(record, target)
+    gained = [of_layer[head] for head in heads]
+    strongest = [gain.strongest(EXACT_PAIRS) for gain in gained]
+    others = [[pair for pair in range(rope.n_pairs) if pair not in pairs] for pairs in strongest]
+    exact = [[[pair] for pair in pairs] + [list(pairs[:2])] for pairs in strongest]
+    control = [[[pair] for pair in pairs] for pairs in others]
+    left, error = head_shares_without(record, heads, position, exact, max_queries=REMOVAL_QUERIES)
+    left_control, error_control = head_shares_without(
+        record, heads, position, control, max_queries=CONTROL_QUERIES
     )
-    return SinkHead(
-        layer=rope.layer,
-        head=head,
-        rope=rope,
-        position=position,
-        same_position=True,
-        share=float(share),
-        share_of_all=float(share),
-        n_prompts=1,
-        n_queries=len(target.queries) + 1,
-        advantage=gained,
-        share_without=without,
-        share_without_two=float(without_two) if len(strongest) > 1 else np.nan,
-    )
+    sinks = []
+    for index, head in enumerate(heads):
+        pairs = [*strongest[index], *others[index]]
+        without, without_error = np.empty((2, rope.n_pairs))
+        without[pairs] = [*left[index, :-1], *left_control[index]]
+        without_error[pairs] = [*error[index, :-1], *error_control[index]]
+        share = float(shares.sink_share[head])
+        sinks.append(
+            SinkHead(
+                layer=rope.layer,
+                head=head,
+                rope=rope,
+                position=position,
+                same_position=True,
+                share=share,
+                share_of_all=share,
+                n_prompts=1,
+                n_queries=len(target.queries) + 1,
+                advantage=gained[index],
+                share_without=without,
+                share_without_two=float(left[index, -1]) if len(strongest[index]) > 1 else np.nan,
+                share_without_error=without_error,
+            )
+        )
+    return sinks
 
 
 def merge_sink_heads(heads: Iterable[SinkHead]) -> SinkHead:
@@ -196,7 +228,20 @@ def merge_sink_heads(heads: Iterable[SinkHead]) -> SinkHead:
         share_without=mean("share_without"),
         share_without_two=float(mean("share_without_two")[0]),
         positions=positions,
+        share_without_error=_merged_error([entry.share_without_error for entry in heads], weights),
     )
+
+
+def _merged_error(
+    errors: list[Float[np.ndarray, " pair"]], weights: list[int]
+) -> Float[np.ndarray, " pair"]:
+    """Standard error of a weighted mean whose parts err on their own; empty where one is."""
+    if not all(error.size for error in errors):
+        return np.empty(0)
+    total = sum(weights)
+    # A mean of squares, so that it too is rounded once, whatever the order.
+    squares = [weight * error**2 for weight, error in zip(weights, errors, strict=True)]
+    return np.sqrt(exact_mean(squares, weights) / total)
 
 
 def merge_sinks(sinks: Iterable[SinkHead]) -> tuple[SinkHead, ...]:
@@ -344,8 +389,9 @@ class SinkExplanation:
         `sink_share` is `SinkHead.share_of_all`), `advantage` (of the whole score, score units),
         `best_pair` (-1 without pairs), its `wavelength` (tokens), `cycles` and
         `band`, its `best_advantage`, of which `best_lift` and `best_push` (score units), and the
-        sink share after removal: `share_without_best`, `share_without_two`, `control_share`
-        (another pair, median).
+        sink share after removal: `share_without_best`, with `share_without_best_error` (standard
+        error from taking some of the queries of a long prompt, 0 where all were taken),
+        `share_without_two`, `control_share` (another pair, median).
         """
         return sink_table(self.heads)
 
@@ -479,6 +525,7 @@ def sink_table(heads: Sequence[SinkHead]) -> pd.DataFrame:
                 "best_lift": entry.advantage.lift[pair] if known else np.nan,
                 "best_push": entry.advantage.push[pair] if known else np.nan,
                 "share_without_best": entry.share_without_best,
+                "share_without_best_error": entry.share_without_best_error,
                 "share_without_two": entry.share_without_two,
                 "control_share": entry.control_share,
             }
@@ -486,6 +533,6 @@ def sink_table(heads: Sequence[SinkHead]) -> pd.DataFrame:
     columns = [
         "layer", "head", "position", "sink_share", "advantage", "best_pair", "wavelength", "cycles",
         "band", "best_advantage", "best_lift", "best_push", "share_without_best",
-        "share_without_two", "control_share",
+        "share_without_best_error", "share_without_two", "control_share",
     ]  # fmt: skip
     return pd.DataFrame(rows, columns=columns)

@@ -65,7 +65,8 @@ class LayerRope:
     def __post_init__(self) -> None:
         if self.pairing not in PAIRINGS:
             raise ValueError(f"pairing is {self.pairing!r}; it must be one of {PAIRINGS}")
-        if self.rotary_dim % 2 or not 0 <= self.rotary_start + self.rotary_dim <= self.d_head:
+        start, stop = self.rotary_start, self.rotary_start + self.rotary_dim
+        if self.rotary_dim % 2 or not 0 <= start <= stop <= self.d_head:
             raise ValueError(
                 f"rotary_dim is {self.rotary_dim} from component {self.rotary_start}; it must be "
                 f"even and lie within the {self.d_head} components of a head"
@@ -112,13 +113,23 @@ class LayerRope:
         """
         return self.inv_freq * self.context / (2 * np.pi)
 
+    @property
+    def component_slices(self) -> tuple[slice, slice]:
+        """`components` as slices of the components of a head."""
+        start, stop = self.rotary_start, self.rotary_start + self.rotary_dim
+        if self.pairing == "half":
+            return slice(start, start + self.n_pairs), slice(start + self.n_pairs, stop)
+        return slice(start, stop, 2), slice(start + 1, max(stop, start + 1), 2)
+
     @cached_property
     def components(self) -> tuple[Int[np.ndarray, " pair"], Int[np.ndarray, " pair"]]:
-        """`[pair]` twice: index of the first (real) and second (imaginary) component of a pair."""
-        i = np.arange(self.n_pairs)
-        if self.pairing == "half":
-            return self.rotary_start + i, self.rotary_start + i + self.n_pairs
-        return self.rotary_start + 2 * i, self.rotary_start + 2 * i + 1
+        """`[pair]` twice: index of the first (real) and second (imaginary) component of a pair.
+
+        With `pass_components` they are all components of a head, each once.
+        """
+        first, second = self.component_slices
+        every = np.arange(self.d_head)
+        return every[first], every[second]
 
     @cached_property
     def pass_components(self) -> Int[np.ndarray, " rest"]:

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 
 from lens_rope.errors import InputError, PromptError, UnsupportedModelError
 from lens_rope.fit import MIN_TOKENS, fit_rope, rotated
-from lens_rope.hosts import Host, LayerReading, host_of
+from lens_rope.hosts import Attention, Host, LayerReading, host_of
 from lens_rope.hosts.editing import layers_changed_after_rotation
 from lens_rope.records import LayerCapture, ModelInfo, Prompt
 from lens_rope.spec import LayerRope, ranges
@@ -30,6 +30,16 @@ if TYPE_CHECKING:
 Visit = Callable[[LayerCapture], None]
 """Called with each layer, in order."""
 
+AttentionChoice = Literal["auto", "eager", "fused"]
+"""How the model computes attention while it is read: `eager` as it always does, forming all scores
+of a layer at once; `fused` by `scaled_dot_product_attention`, where a sample of the queries is
+compared with the model's own attention; `auto` eager up to `MAX_EAGER_BYTES`, and beyond that
+fused where the host can."""
+
+MAX_EAGER_BYTES = 2**28
+"""Bytes of one layer's scores, `n_heads * n_tokens**2` times the bytes of one, up to which `auto`
+lets the model form them. Attention holds a few arrays of that size at a time."""
+
 
 class LayerStream:
     """A model opened for reading.
@@ -40,7 +50,12 @@ class LayerStream:
     """
 
     def __init__(
-        self, model: Any, layers: Sequence[int] | None = None, *, context: int | None = None
+        self,
+        model: Any,
+        layers: Sequence[int] | None = None,
+        *,
+        context: int | None = None,
+        attention: AttentionChoice = "auto",
     ) -> None:
         """Checks what can be told without running the model.
 
@@ -48,15 +63,19 @@ class LayerStream:
             model: A `HookedTransformer` or `TransformerBridge`. It is left as it was.
             layers: Layers to read; None reads all.
             context: Trained context in tokens, in place of the model's own.
+            attention: How the model computes attention while it is read.
 
         Raises:
-            InputError: A layer or the context is out of range, the model is of another class, or
-                `ablate_frequencies` is changing one of these layers.
+            InputError: A layer or the context is out of range, the model is of another class, its
+                attention cannot be fused where that was asked for, or `ablate_frequencies` is
+                changing one of these layers.
             UnsupportedModelError: The model has no RoPE.
         """
         self.host = host_of(model)
         self.layers = checked_layers(self.host, layers)
-        self._model, self._context = model, context
+        self._model, self._context, self._attention = model, context, attention
+        if attention not in get_args(AttentionChoice):
+            raise InputError(f"attention is {attention!r}; it must be auto, eager or fused")
         if context is not None and context < 1:
             raise InputError(f"context is {context}; it must be at least 1 token")
         changed = sorted(layers_changed_after_rotation(model) & set(self.layers))
@@ -67,6 +86,23 @@ class LayerStream:
                 "these layers out, or capture outside of it (ablation_report compares inside and "
                 "outside)"
             )
+        if attention == "fused":
+            self._refuse_unfused(self.layers)
+
+    def attention_for(self, n_tokens: int, *, logits: bool = False) -> Attention:
+        """How attention is computed for a prompt of this length.
+
+        Args:
+            n_tokens: Its number of tokens.
+            logits: Whether the model runs to its end.
+        """
+        layers = self.host.attention_layers if logits else self.layers
+        if self._attention == "eager" or self._attention == "fused":
+            return self._attention
+        info = self.host.info
+        scores = info.n_heads * n_tokens**2 * getattr(torch, info.dtype).itemsize
+        is_large = scores > MAX_EAGER_BYTES
+        return "fused" if is_large and self.host.fused_refusal(layers) is None else "eager"
 
     def prompt(self, name: str, token_ids: Sequence[int], max_tokens: int | None = None) -> Prompt:
         """A prompt with its token texts, cut where asked.
@@ -78,16 +114,12 @@ class LayerStream:
 
         Raises:
             InputError: `max_tokens` is below 1.
-            PromptError: It is longer than what the model takes.
+            PromptError: It is longer than what the model can run.
         """
         if max_tokens is not None and max_tokens < 1:
             raise InputError(f"max_tokens is {max_tokens}; it must be at least 1")
         kept = list(token_ids[:max_tokens])
-        if len(kept) > self.host.max_tokens:
-            raise PromptError(
-                f"{name} has {len(kept)} tokens and the context of {self.host.info.name} is "
-                f"{self.host.max_tokens}; shorten it or cut it to a maximum of tokens"
-            )
+        refuse_long(self.host, name, len(kept))
         return Prompt(
             name=name,
             token_ids=tuple(kept),
@@ -107,15 +139,25 @@ class LayerStream:
             UnsupportedModelError: A layer cannot be read by any route.
             VerificationError: What was read does not reproduce the model's scores.
         """
-        self.host.read(prompt.token_ids, self.layers, self._verified(prompt, visit))
+        attention = self.attention_for(len(prompt))
+        self.host.read(prompt.token_ids, self.layers, self._verified(prompt, visit), attention)
 
     def run_to_logits(self, prompt: Prompt, visit: Visit) -> Float[torch.Tensor, "pos vocab"]:
         """As `run`, and on to the model's end.
 
         Returns:
             `[pos, vocab]` Logits in float32, on the model's device.
+
+        Raises:
+            InputError: Attention was to be fused and cannot be in a later layer.
+            UnsupportedModelError: As `run`.
+            VerificationError: As `run`.
         """
-        return self.host.read_logits(prompt.token_ids, self.layers, self._verified(prompt, visit))
+        if self._attention == "fused":
+            self._refuse_unfused(self.host.attention_layers)
+        attention = self.attention_for(len(prompt), logits=True)
+        take = self._verified(prompt, visit)
+        return self.host.read_logits(prompt.token_ids, self.layers, take, attention)
 
     def info(self, record: LayerCapture) -> ModelInfo:
         """Name and shape of the model.
@@ -142,6 +184,14 @@ class LayerStream:
                 f"no layer of {self.host.info.name} rotates its queries and keys"
             )
 
+    def _refuse_unfused(self, layers: Sequence[int]) -> None:
+        reason = self.host.fused_refusal(layers)
+        if reason is not None:
+            raise InputError(
+                f"the attention of {self.host.info.name} cannot be fused: {reason}; choose "
+                'attention="auto" or "eager", with fewer tokens where memory is short'
+            )
+
     def _verified(self, prompt: Prompt, visit: Visit) -> Callable[[LayerReading], None]:
         ropes = _short_prompt_ropes(self.host, prompt, self.layers)
         name = self.host.info.name
@@ -154,6 +204,27 @@ class LayerStream:
             visit(_layer_capture(reading, rope, name))
 
         return take
+
+
+def refuse_long(host: Host, name: str, n_tokens: int) -> None:
+    """Refuses a prompt that the model cannot run at all.
+
+    A prompt may be longer than the trained context, where angles are computed for any position.
+
+    Args:
+        host: The model's host.
+        name: How the prompt is called.
+        n_tokens: Its number of tokens, after it was cut.
+
+    Raises:
+        PromptError: It has more tokens than the model has angles for.
+    """
+    limit = host.longest_prompt
+    if limit is not None and n_tokens > limit:
+        raise PromptError(
+            f"{name} has {n_tokens} tokens and {host.info.name} has angles for {limit} positions "
+            "only; shorten it or cut it to a maximum of tokens"
+        )
 
 
 def checked_layers(host: Host, layers: Sequence[int] | None) -> tuple[int, ...]:

@@ -12,9 +12,11 @@ from lens_rope.errors import InputError
 from lens_rope.rotation import to_pairs
 
 if TYPE_CHECKING:
+    import torch
     from jaxtyping import Float
 
     from lens_rope.records import LayerCapture
+    from lens_rope.spec import LayerRope
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,10 +41,23 @@ class LayerUsage:
 def pair_usage(record: LayerCapture) -> LayerUsage:
     """Mean pair lengths of one layer on one prompt."""
     query, key = (
-        to_pairs(x, record.rope)[0].abs().double().mean(dim=(0, 1)).numpy()
-        for x in (record.q, record.k)
+        pair_lengths(x, record.rope).mean(dim=(0, 1)).numpy() for x in (record.q, record.k)
     )
     return LayerUsage(record.rope.layer, record.n_pos, query, key)
+
+
+def pair_lengths(
+    x: Float[torch.Tensor, "... d_head"], rope: LayerRope
+) -> Float[torch.Tensor, "... pair"]:
+    """`[..., pair]` Length of each pair of queries or keys, float64, activation units.
+
+    Args:
+        x: `[..., d_head]` Queries or keys.
+        rope: The layer's rotation, which names the pairs.
+    """
+    pairs, _ = to_pairs(x.double(), rope)
+    # In float64 no square can overflow, so the slower `abs` has nothing to guard against.
+    return (pairs.real**2 + pairs.imag**2).sqrt()
 
 
 def merge_usage(usages: Iterable[LayerUsage]) -> LayerUsage:

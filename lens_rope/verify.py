@@ -1,12 +1,14 @@
-"""Does what was read reproduce what the model computed? Four checks, each a relative error.
+"""Does what was read reproduce what the model computed? Each check is a relative error.
 
 - `pattern`: the host's scores, under our visibility, soft-cap and sinks, give the host's pattern.
   This also tells whether `hook_attn_scores` holds scores at all.
 - `score`: our scores (all pairs plus pass-through) equal the host's.
 - `norm`: rotation kept each pair's length up to the attention factor, and left the rest alone.
 - `angle`: each pair turned by `inv_freq * position`.
+- `output`: where the pass was fused, its attention output is that of the host's own attention, on
+  the same queries.
 
-The last two matter because a wrong pairing of rotated components still adds up to the right
+`norm` and `angle` matter because a wrong pairing of rotated components still adds up to the right
 score. Where the host shows vectors on one side of the rotation only, we rotate ourselves, and a
 wrong pairing, base or factor shows in the scores.
 """
@@ -19,18 +21,25 @@ import torch
 
 from lens_rope.errors import VerificationError
 from lens_rope.records import LayerCheck
-from lens_rope.rotation import rotate, to_pairs
-from lens_rope.scores import pattern_of, scores_of, soft_capped, visibility
+from lens_rope.rotation import split, turns
+from lens_rope.scores import blocks_of, query_blocks, scores_of, softmaxed
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Complex, Float, Int
 
     from lens_rope.hosts import LayerReading
+    from lens_rope.scores import QueryBlock
     from lens_rope.spec import LayerRope
 
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-2}
 """Largest relative error that is accepted, by the precision of queries and keys in the model."""
 
+OUTPUT_TOLERANCE = {
+    torch.float64: 1e-4, torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 2e-2,
+}  # fmt: skip
+"""Largest relative difference of a fused pass's attention output from the host's own."""
+
+_POSITION_BLOCK = 256
 _FLOAT32_EPS = torch.finfo(torch.float32).eps
 
 _CAUSES = {
@@ -45,6 +54,11 @@ _CAUSES = {
     "norm": (
         "the rotation does not keep the length of the {pairing} pairs up to the attention factor "
         "{factor:g}; either they were misread or the host does not apply a rotation"
+    ),
+    "output": (
+        "the attention output of the fused pass is not that of the model's own attention; the "
+        "model's attention does something beyond scores, softmax and values, so read it with "
+        'attention="eager"'
     ),
     "angle": (
         "the pairs do not turn by a constant angle per token; the frequencies or positions were "
@@ -64,6 +78,11 @@ def check_finite(reading: LayerReading, model_name: str) -> None:
         VerificationError: A query or key holds NaN or an infinite value; it names the head and the
             position.
     """
+    # One pass without a copy tells that all is well: a sum keeps NaN and infinity.
+    wide = torch.promote_types(reading.q.dtype, torch.float32)
+    total = reading.q.sum(dtype=wide) + reading.k.sum(dtype=wide)
+    if torch.isfinite(total):
+        return
     for side, head, x in (("queries", "head", reading.q), ("keys", "key head", reading.k)):
         wrong = (~torch.isfinite(x)).any(dim=-1).nonzero()
         if len(wrong):
@@ -99,21 +118,29 @@ def verify(
     Raises:
         VerificationError: An error exceeds the tolerance of the model's precision, or is nan.
     """
-    norm, angle = rotation_errors(rope, reading)
-    residual, score = score_errors(q, k, rope, reading)
+    rotation = rotation_maxima(rope, reading)
+    residual, score, pattern = compared(q, k, rope, reading)
+    # One transfer from an accelerator, at the end.
+    norm, angle, score, pattern, *head_residual = torch.cat(
+        [rotation.to(residual), torch.stack([score, pattern]), residual]
+    ).tolist()
     check = LayerCheck(
         layer=reading.layer,
         route=reading.route,
         score=score,
-        pattern=pattern_error(q, k, rope, reading),
+        pattern=pattern,
         norm=norm,
         angle=angle,
-        head_residual=tuple(residual.tolist()),
+        head_residual=tuple(head_residual),
+        checked_queries=None if reading.rows is None else len(reading.rows),
+        output=torch.nan if reading.output_error is None else reading.output_error,
     )
-    tolerance = TOLERANCE[reading.q.dtype]
-    for name in ("pattern", "norm", "angle", "score"):
+    for name in ("pattern", "norm", "angle", "score", "output"):
+        tolerance = (OUTPUT_TOLERANCE if name == "output" else TOLERANCE)[reading.q.dtype]
         error = getattr(check, name)
-        is_unknown = name in ("norm", "angle") and reading.sample is None
+        is_unknown = (name in ("norm", "angle") and reading.sample is None) or (
+            name == "output" and reading.output_error is None
+        )
         if not is_unknown and not error <= tolerance:
             cause = _CAUSES[name].format(
                 window=rope.window, pairing=rope.pairing, factor=rope.attention_factor
@@ -130,6 +157,87 @@ def verify(
     return check
 
 
+def compared(
+    q: Float[torch.Tensor, "pos head d_head"],
+    k: Float[torch.Tensor, "pos kv_head d_head"],
+    rope: LayerRope,
+    reading: LayerReading,
+) -> tuple[Float[torch.Tensor, " head"], Float[torch.Tensor, ""], Float[torch.Tensor, ""]]:
+    """Our scores against the host's, and the host's pattern against the one its scores imply.
+
+    For the pattern the host's own scores are used, because rounding of large scores would be
+    magnified; ours only where the host shows none. Everything is done in blocks of queries, so that
+    no array of all scores is made beside the host's.
+
+    Args:
+        q: Rotated queries as they will be handed out.
+        k: Rotated keys, likewise.
+        rope: The rotation as it will be handed out.
+        reading: What the host showed.
+
+    Returns:
+        On the device of `q`: `[head]` the largest absolute difference of scores over visible keys,
+        in score units (up to a constant per query where the host shows the pattern alone); the
+        largest over heads of that difference relative to the head's largest score; and the largest
+        difference of the pattern over all keys.
+    """
+    if reading.rows is None:
+        blocks = query_blocks(len(q), rope.window, device=q.device)
+    else:
+        q, blocks = q[reading.rows], blocks_of(reading.rows, rope.window)
+    maxima = [
+        _compared_block(block, q[block.rows], k[block.keys], rope, reading) for block in blocks
+    ]
+    size, difference, pattern, is_compared = (
+        torch.stack(x).amax(dim=0) for x in zip(*maxima, strict=True)
+    )
+    if len(k) > 1:
+        # A head that attends to one key alone in every row shows nothing of its scores.
+        size = torch.where(is_compared > 0, size, torch.nan)
+    # nan stays nan here, and is refused.
+    relative = difference / torch.where(size == 0, torch.finfo(size.dtype).tiny, size)
+    return difference, relative.amax(), pattern.amax()
+
+
+def _compared_block(
+    block: QueryBlock,
+    q: Float[torch.Tensor, "row head d_head"],
+    k: Float[torch.Tensor, "key kv_head d_head"],
+    rope: LayerRope,
+    reading: LayerReading,
+) -> tuple[torch.Tensor, ...]:
+    """`[head]` each: size, difference, difference of patterns, and whether scores are compared."""
+    ours = scores_of(q, k, rope, reading.scale)
+    if reading.softcap is not None:
+        ours = ours.div_(reading.softcap).tanh_().mul_(reading.softcap)
+    pattern = reading.pattern[:, block.rows, block.keys]
+    is_compared = ours.new_ones(len(ours))
+    if reading.route == "hook_cos_pattern":
+        scores = ours.clone()
+        size = _largest(block.hide(ours, 0))
+        # The logarithm of a softmax is the score up to a constant per query, as exact as the weight
+        # itself, until weights leave the range of their precision.
+        usable = pattern >= torch.finfo(pattern.dtype).tiny
+        if block.hidden is not None:
+            usable &= ~block.hidden
+        theirs = _row_centred(pattern.to(ours.dtype).log(), usable)
+        difference = _largest((_row_centred(ours, usable) - theirs).masked_fill_(~usable, 0))
+        is_compared = (usable.sum(-1) > 1).any(-1).to(ours)
+    else:
+        shown = reading.scores[:, block.rows, block.keys]
+        size = _largest(block.hide(ours, 0))
+        difference = _largest(block.hide(ours.sub_(shown), 0))
+        scores = ours.copy_(shown)
+    implied = softmaxed(block.hide(scores, -torch.inf), reading.sinks)
+    unlike = _largest(implied.sub_(pattern))
+    # What no query of the block sees has no weight.
+    for outside in (slice(block.keys.stop, None), slice(0, block.keys.start)):
+        weights = reading.pattern[:, block.rows, outside]
+        if weights.shape[-1]:
+            unlike = torch.maximum(unlike, _largest(weights).to(unlike))
+    return size, difference, unlike, is_compared
+
+
 def score_errors(
     q: Float[torch.Tensor, "pos head d_head"],
     k: Float[torch.Tensor, "pos kv_head d_head"],
@@ -142,25 +250,8 @@ def score_errors(
         `[head]` the largest absolute difference over visible keys, in score units, and the largest
         over heads of that difference relative to the head's largest score.
     """
-    ours = soft_capped(scores_of(q, k, rope, reading.scale), reading.softcap)
-    usable = visibility(len(q), rope.window, device=q.device).expand_as(ours)
-    size = ours.masked_fill(~usable, 0).abs().amax(dim=(1, 2))
-    if reading.route == "hook_cos_pattern":
-        # The logarithm of a softmax is the score up to a constant per query, as exact as the weight
-        # itself, until weights leave the range of their precision.
-        usable = usable & (reading.pattern >= torch.finfo(reading.pattern.dtype).tiny)
-        is_compared = usable.sum(-1) > 1
-        if len(q) > 1:
-            # A head that attends to one key alone in every row shows nothing of its scores.
-            size = torch.where(is_compared.any(-1), size, torch.nan)
-        ours = _row_centred(ours, usable)
-        theirs = _row_centred(reading.pattern.to(ours.dtype).log(), usable)
-    else:
-        theirs = reading.scores.to(ours.dtype)
-    difference = (ours - theirs).masked_fill(~usable, 0).abs().amax(dim=(1, 2))
-    # nan stays nan here, and is refused.
-    relative = difference / torch.where(size == 0, torch.finfo(size.dtype).tiny, size)
-    return difference.cpu(), float(relative.max())
+    difference, relative, _ = compared(q, k, rope, reading)
+    return difference.cpu(), float(relative)
 
 
 def pattern_error(
@@ -169,55 +260,91 @@ def pattern_error(
     rope: LayerRope,
     reading: LayerReading,
 ) -> float:
-    """The largest difference between the host's pattern and the one its scores imply.
-
-    The host's own scores are used, because rounding of large scores would be magnified; ours only
-    where the host shows none.
-    """
-    if reading.route == "hook_cos_pattern":
-        scores = soft_capped(scores_of(q, k, rope, reading.scale), reading.softcap)
-    else:
-        scores = reading.scores
-    visible = visibility(len(q), rope.window, device=q.device)
-    implied = pattern_of(scores, visible, reading.sinks)
-    return float((implied - reading.pattern).abs().max())
+    """The largest difference between the host's pattern and the one its scores imply."""
+    return float(compared(q, k, rope, reading)[2])
 
 
-def rotation_errors(rope: LayerRope, reading: LayerReading) -> tuple[float, float]:
+def rotation_maxima(
+    rope: LayerRope,
+    reading: LayerReading,
+    positions: Int[torch.Tensor, " some"] | None = None,
+) -> Float[torch.Tensor, " check"]:
     """Lengths and angles of the pairs across the host's own rotation.
 
+    Args:
+        rope: The rotation as it will be handed out.
+        reading: What the host showed.
+        positions: Positions to look at; None is all.
+
     Returns:
-        The largest change of a pair's length beyond the attention factor (or of a pass-through
-        component), and the largest distance of a rotated pair from where `inv_freq` puts it, both
-        relative to the pair's largest length. `nan` twice where the host shows one side only.
+        `[check]` The largest change of a pair's length beyond the attention factor (or of a
+        pass-through component), and the largest distance of a rotated pair from where `inv_freq`
+        puts it, both relative to the pair's largest length; on the host's device. `nan` twice where
+        the host shows one side only.
     """
     if reading.sample is None:
-        return torch.nan, torch.nan
-    (before, rest_before), (after, rest_after) = (to_pairs(x, rope) for x in reading.sample)
-    norm = _relative(rest_after - rest_before, rest_before)
-    if rope.n_pairs == 0:
-        return norm, 0.0
-    lengths = rope.attention_factor * before.abs()
-    norm = max(norm, _relative(after.abs() - lengths, lengths))
-    positions = torch.arange(len(before))
-    off = (after - rotate(before, positions, rope)).abs()
+        return torch.full((2,), torch.nan)
+    sample = reading.sample
+    if positions is None:
+        positions = torch.arange(len(reading.q))
+    else:
+        at = positions.to(sample[0].device)
+        sample = (sample[0][at], sample[1][at])
+    turn = turns(positions, rope)
     # Hosts form `inv_freq * position` in float32, so their own angles are off by this much (rad).
     rounding = positions[:, None] * torch.tensor(
         rope.inv_freq * (_FLOAT32_EPS + rope.inv_freq_error)
     )
-    off = (off - lengths * rounding[:, None, :].to(lengths)).clamp_min(0)
-    return norm, _relative(off, lengths)
+    maxima = []
+    for start in range(0, len(positions), _POSITION_BLOCK):
+        at = slice(start, start + _POSITION_BLOCK)
+        before, after = sample[0][at], sample[1][at]
+        maxima.append(_rotation_block(before, after, turn[at], rounding[at], rope))
+    rest, rest_size, length, angle, size = (
+        torch.stack(x).amax(dim=0) for x in zip(*maxima, strict=True)
+    )
+    norm = torch.cat([_relative(rest, rest_size), _relative(length, size)]).amax()
+    # A layer without pairs turns none of them wrongly.
+    angle = _relative(angle, size).amax() if rope.n_pairs else torch.zeros_like(norm)
+    return torch.stack([norm, angle])
+
+
+def _rotation_block(
+    before: Float[torch.Tensor, "pos n d_head"],
+    after: Float[torch.Tensor, "pos n d_head"],
+    turn: Complex[torch.Tensor, "pos pair"],
+    rounding: Float[torch.Tensor, "pos pair"],
+    rope: LayerRope,
+) -> tuple[Float[torch.Tensor, " component"], ...]:
+    """`[rest]` or `[pair]` each: the largest of five things.
+
+    Of each pass-through component, change and size; of each pair, change of length, distance from
+    where it should be, and length after the rotation.
+    """
+    # In real numbers, because the absolute value of complex ones is slow.
+    (a, b, rest), (a_after, b_after, rest_after) = (split(x, rope) for x in (before, after))
+    turn = turn.to(a.device, torch.complex128 if a.dtype == torch.float64 else torch.complex64)
+    cos, sin = turn.real[:, None, :].contiguous(), turn.imag[:, None, :].contiguous()
+    length = torch.hypot(a, b).mul_(rope.attention_factor)
+    change = torch.hypot(a_after, b_after).sub_(length).abs_()
+    off_a = (a * cos).addcmul_(b, sin, value=-1).sub_(a_after)
+    off_b = (b * cos).addcmul_(a, sin).sub_(b_after)
+    off = torch.hypot(off_a, off_b)
+    off.addcmul_(length, rounding.to(length)[:, None, :], value=-1).clamp_min_(0)
+    sizes = ((rest_after - rest).abs_(), rest.abs(), change, off, length)
+    return tuple(x.amax(dim=(0, 1)) for x in sizes)
 
 
 def _relative(
-    difference: Float[torch.Tensor, "pos head component"],
-    reference: Float[torch.Tensor, "pos head component"],
-) -> float:
-    """The largest difference, relative to its component's largest reference."""
-    if difference.numel() == 0:
-        return 0.0
-    size = reference.abs().amax(dim=(0, 1)).clamp_min(torch.finfo(reference.dtype).tiny)
-    return float((difference.abs().amax(dim=(0, 1)) / size).max())
+    difference: Float[torch.Tensor, " component"], size: Float[torch.Tensor, " component"]
+) -> Float[torch.Tensor, " component"]:
+    """The largest difference of each component, relative to its largest size."""
+    return difference / size.clamp_min(torch.finfo(size.dtype).tiny)
+
+
+def _largest(x: Float[torch.Tensor, "head row key"]) -> Float[torch.Tensor, " head"]:
+    """`[head]` The largest absolute value, without a copy of it all; nan where there is one."""
+    return torch.maximum(x.amax(dim=(1, 2)), -x.amin(dim=(1, 2)))
 
 
 def _row_centred(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -99,6 +100,31 @@ def _written(name: str, root: str) -> Path:
 def saved_model(name: str, root: Path) -> Path:
     """A tiny random model of the zoo with its tokenizer, as a Hugging Face directory."""
     return _written(name, str(root))
+
+
+def alike(one, other, where="it", rtol=1e-9):
+    """Compares everything in two values; numbers up to rounding."""
+    assert type(one) is type(other) or (one is None) == (other is None), where
+    if dataclasses.is_dataclass(one):
+        for field in dataclasses.fields(one):
+            values = (getattr(one, field.name), getattr(other, field.name))
+            alike(*values, f"{where}.{field.name}", rtol)
+    elif isinstance(one, Mapping):
+        assert list(one) == list(other), where
+        for key in one:
+            alike(one[key], other[key], f"{where}[{key!r}]", rtol)
+    elif isinstance(one, (list, tuple)):
+        assert len(one) == len(other), where
+        for index, values in enumerate(zip(one, other, strict=True)):
+            alike(*values, f"{where}[{index}]", rtol)
+    elif isinstance(one, torch.Tensor):
+        alike(one.numpy(), other.numpy(), where, rtol)
+    elif isinstance(one, (np.ndarray, float)):
+        scale = np.nanmax(np.abs(one), initial=0) if np.size(one) else 0
+        atol = 1e-12 * (scale if np.isfinite(scale) else 1)
+        np.testing.assert_allclose(one, other, rtol=rtol, atol=atol, err_msg=where)
+    else:
+        assert one == other, where
 
 
 def report_data(qk: RotaryCapture, heads: tuple[tuple[int, int], ...] | None = None) -> ReportData:

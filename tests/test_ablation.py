@@ -24,7 +24,7 @@ import lens_rope.ablation as ablation
 import lens_rope.ablation_effects as effects
 from lens_rope.ablation import ablate_frequencies
 from lens_rope.ablation_effects import ablation_report
-from lens_rope.capturing import capture
+from lens_rope.capturing import capture, token_rows
 from lens_rope.decomposition import decompose
 from lens_rope.errors import InputError, UnsupportedModelError, VerificationError
 from lens_rope.hosts.editing import refuse_cached
@@ -464,17 +464,24 @@ def test_scores_that_do_not_follow_are_refused():
     assert (found.value.layer, found.value.check) == (1, "score")
 
 
-def spied(monkeypatch, makes=ablate_frequencies):
+def spied(monkeypatch, makes=ablation.ablated):
     """Every intervention that a report makes."""
     chosen = []
 
     @contextlib.contextmanager
-    def noted(model, pairs, how, *, offsets=None):
-        chosen.append(dict(pairs))
-        with makes(model, pairs, how, offsets=offsets):
+    def noted(host, plans, **kwargs):
+        chosen.append(
+            {
+                (layer, head): tuple(row.nonzero().flatten().tolist())
+                for layer, plan in plans.items()
+                for head, row in enumerate(plan.chosen)
+                if row.any()
+            }
+        )
+        with makes(host, plans, **kwargs):
             yield
 
-    monkeypatch.setattr(effects, "ablate_frequencies", noted)
+    monkeypatch.setattr(effects, "ablated", noted)
     return chosen
 
 
@@ -509,9 +516,7 @@ def test_report_equals_numbers_computed_by_hand(host_model, monkeypatch):
         batch[i, : tokens.shape[1]], mask[i, : tokens.shape[1]] = tokens, 1
     host_model.tokenizer.pad_token = None
     monkeypatch.setattr(
-        effects,
-        "capture",
-        lambda model, p, *a, **k: capture(model, p, *a, attention_mask=mask, **k),
+        effects, "token_rows", lambda model, p: token_rows(model, p, attention_mask=mask)
     )
     wanted = {(1, 1): [2, 6], (0, 3): [7]}
     report = ablation_report(host_model, batch, wanted, controls=2, names=["a", "b", "c"])

@@ -12,11 +12,18 @@ from lens_rope.advantage import (
     Advantage,
     advantage,
     attended_advantage,
+    layer_advantages,
     merge_advantages,
+    target_advantages,
     uniform_keys,
 )
 from lens_rope.errors import InputError
-from lens_rope.targets import previous_target, sink_target, target_from_weights
+from lens_rope.targets import (
+    previous_target,
+    repeat_targets,
+    sink_target,
+    target_from_weights,
+)
 
 
 def uniform_by_hand(seen):
@@ -175,3 +182,38 @@ def test_arithmetic_is_that_of_float64():
     expected = ((weights - uniform) * contributions).sum(axis=1)[1:].mean()
     gained = advantage(shifted, 0, previous_target(60))
     assert gained.total == pytest.approx(expected, abs=1e-8)
+
+
+@pytest.mark.parametrize("chunk", [1, 10**9])
+@pytest.mark.parametrize("slots", [1, 7, 10**9])
+def test_all_heads_at_once_are_the_same_as_each(monkeypatch, chunk, slots):
+    """Whatever is taken together: key heads, entries of a user's weights, targets."""
+    record = planted.random_record(30, n_heads=6, n_kv=3)
+    targets = [target for target, _, _ in targets_by_hand(record).values()]
+    targets += [*repeat_targets([0, 1, 1, 2, 0] * 6, None), previous_target(1)]
+    each = [[advantage(record, head, target) for head in range(6)] for target in targets]
+    monkeypatch.setattr("lens_rope.advantage._CHUNK", chunk)
+    monkeypatch.setattr("lens_rope.advantage._SLOTS", slots)
+    together = target_advantages(record, targets)
+    for target, heads, expected in zip(targets, together, each, strict=True):
+        for mine, other in zip(heads, expected, strict=True):
+            assert mine.n_queries == other.n_queries == len(target.queries)
+            np.testing.assert_allclose(mine.lift, other.lift, rtol=1e-10, atol=1e-12)
+            np.testing.assert_allclose(mine.push, other.push, rtol=1e-10, atol=1e-12)
+        alone = layer_advantages(record, target)
+        np.testing.assert_array_equal(alone[5].lift, heads[5].lift)
+
+
+@pytest.mark.parametrize("window", [None, 6])
+def test_advantages_of_targets_by_token_equal_loops(window):
+    record = planted.random_record(30, window=window)
+    tokens = [0, 1, 1, 2, 0] * 6
+    uniform = uniform_by_hand(planted.seen_by_hand(record))
+    q, k = record.q[:, 1].double().numpy(), record.k[:, 1].double().numpy()
+    for target in repeat_targets(tokens, window):
+        dense = np.zeros((30, 30))
+        for query, key, weight in zip(target.query, target.key, target.weight, strict=True):
+            dense[query, key] += weight
+        rows = dense.any(axis=1)
+        expected = ((dense - uniform) * (q @ k.T)).sum(axis=1)[rows].mean()
+        assert advantage(record, 1, target).total == pytest.approx(expected, abs=1e-9)

@@ -7,7 +7,7 @@ from scipy.stats import entropy
 
 from lens_rope.attention import read_attention
 from lens_rope.sinks import head_shares, sink_positions
-from lens_rope.targets import previous_target, sink_target, target_from_mask
+from lens_rope.targets import previous_target, repeat_targets, sink_target, target_from_mask
 
 SHAPES = {
     "plain": {},
@@ -122,3 +122,39 @@ def test_rows_that_a_learned_sink_takes_whole_are_left_out():
     assert attention.learned[0] == 1.0
     assert np.isnan(attention.entropy[0]) and attention.attended[0].n_queries == 0
     assert np.isfinite(attention.entropy[1]) and attention.attended[1].n_queries == 11
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("size", [1, 5, 16, 50])
+def test_the_size_of_blocks_makes_no_difference(shape, size):
+    record = planted.random_record(53, size=2.0, **SHAPES[shape])
+    window = record.rope.window
+    tokens = ([0, 1, 2] * 18)[:53]
+    targets = [previous_target(53), sink_target(3, 53, window), *repeat_targets(tokens, window)]
+    whole = read_attention(record, targets, block=53)
+    parts = read_attention(record, targets, block=size)
+    for name in ("received", "previous", "learned", "entropy"):
+        np.testing.assert_allclose(getattr(parts, name), getattr(whole, name), atol=1e-6)
+    assert len(whole.mass) == len(targets)
+    for name, mass in whole.mass.items():
+        np.testing.assert_allclose(parts.mass[name], mass, atol=1e-6)
+    for mine, other in zip(parts.attended, whole.attended, strict=True):
+        np.testing.assert_allclose(mine.pairs, other.pairs, atol=1e-5)
+        assert mine.n_queries == other.n_queries
+
+
+def test_scores_far_below_the_largest_take_no_attention():
+    """Powers that underflow are 0, next to soft ones in the same row."""
+    record = planted.random_record(40, size=9.0)
+    attention = check(record)
+    assert np.isfinite(attention.entropy).all()
+
+
+@pytest.mark.parametrize("block", [1, 4, 30])
+def test_a_window_of_one_token_hides_the_token_before(block):
+    attention = read_attention(
+        planted.random_record(30, window=1), [previous_target(30)], block=block
+    )
+    assert not attention.mass["previous token"].any() and not attention.previous.any()
+    assert np.isnan(attention.entropy).all()
+    np.testing.assert_allclose(attention.received, 1, rtol=1e-6)

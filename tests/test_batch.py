@@ -390,7 +390,8 @@ def test_the_manifest_says_what_a_report_was_made_of(two, quick, tmp_path, monke
     assert {"transformers", "transformer_lens"} <= set(found["versions"])
     assert found["arguments"] == {
         "layers": [1], "heads": [[1, 2]], "max_tokens": None, "context": None,
-        "interventions": True, "backend": "auto", "device": None, "dtype": "float32",
+        "interventions": True, "attention": "auto", "backend": "auto", "device": None,
+        "dtype": "float32",
     }  # fmt: skip
     assert found["formats"] == ["csv", "json"]
     assert found["model"]["asked"] == two[0]
@@ -425,6 +426,7 @@ def test_a_report_saved_from_python_has_a_manifest_too(tmp_path):
     found = read(done.save(tmp_path / "r", formats=["json"]) / "manifest.json")
     assert found["arguments"] == {
         "layers": None, "heads": None, "max_tokens": 12, "context": None, "interventions": True,
+        "attention": "auto",
     }  # fmt: skip
     assert found["model"]["asked"] is None and found["model"]["source"] is None
     assert found["prompts"]["count"] == 2
@@ -691,7 +693,7 @@ STOPPED = """
 
     def step(self, stage, done, total):
         state["second"] = state.get("second") or stage == f"loading {second}"
-        if moment == "reading" and state["second"] and stage.startswith("summing up 2/2"):
+        if moment == "reading" and state["second"] and stage.startswith("reading 2/2"):
             stop()
 
     move = write._move_into_place

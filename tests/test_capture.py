@@ -111,10 +111,29 @@ def test_short_prompts_have_the_same_frequencies(host_model, n_tokens):
     np.testing.assert_allclose(short.inv_freq, expected, rtol=1e-6)
 
 
-def test_prompt_longer_than_the_context_is_refused_with_both_lengths(host_model):
-    with pytest.raises(PromptError, match=r"129 tokens and the context of .* is 128"):
-        capture(host_model, zoo.tokens(129))
+def test_prompt_is_cut_only_where_asked(host_model):
     assert capture(host_model, zoo.tokens(129), max_tokens=128).layer(0).n_pos == 128
+    assert capture(host_model, zoo.tokens(129)).layer(0).n_pos == 129
+
+
+def test_queries_and_keys_are_the_callers_own(host_model):
+    record = capture(host_model, zoo.tokens(20)).layer(0)
+    q = record.q.clone()
+    record.q.mul_(2.0)
+    assert torch.equal(record.q, 2 * q)
+    record.k.requires_grad_()
+    record.k.sum().backward()
+    assert record.k.grad is not None and bool((record.k.grad == 1).all())
+    assert torch.equal(capture(host_model, zoo.tokens(20)).layer(0).q, q)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_record_that_holds_no_numbers_is_refused_with_the_place(host_model, value):
+    record = capture(host_model, zoo.tokens(20)).layer(0)
+    k = record.k.clone()
+    k[7, 1, 3] = value
+    with pytest.raises(ValueError, match=r"k of layer 0 .* first in head 1 at position 7"):
+        dataclasses.replace(record, k=k)
 
 
 def test_cut_prompt_says_how_long_it_was(host_model):

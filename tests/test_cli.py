@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +22,7 @@ import lens_rope.cli as cli
 import lens_rope.demo
 import lens_rope.models
 from lens_rope.cli.running import Bars, progress
-from lens_rope.errors import ModelLoadError, PromptError, VerificationError
+from lens_rope.errors import ModelLoadError, VerificationError
 from lens_rope.reporting.batch import folders_of
 from lens_rope.reporting.write import MARKER
 
@@ -137,11 +138,24 @@ def test_defaults_fit_models_of_short_context(run, tmp_path, monkeypatch):
     code, out, err = run("check", "short", "--text", TEXT)
     assert (code, err) == (0, "")
     assert out.count("yes") == 2
-    # Asked for, it is taken as it is.
+    # Asked for, it is taken as it is, and said.
     for command in ("report", "check"):
         code, _, err = run(command, "short", "--text", TEXT, "--max-tokens", "30")
-        assert code == PromptError.exit_code
-        assert "30 tokens and the context of llama is 24" in one_sentence(err)
+        assert code == 0, err
+        assert re.search(r"note: .*trained context (is|of) 24\b", err), err
+
+
+@pytest.mark.parametrize("command", ["check", "spectrum", "report"])
+def test_attention_and_threads_reach_the_pass(run, tiny, command, monkeypatch):
+    threads = []
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    arguments = [command, tiny, "--text", TEXT, "--backend", "bridge", "--threads", "1"]
+    said = "read in a fused pass"
+    code, _, err = run(*arguments, "--attention", "fused")
+    assert (code, threads) == (0, [1])
+    assert command == "report" or err.count(said) == 1
+    assert said not in run(*arguments, "--attention", "eager")[2]
+    assert run(*arguments, "--attention", "flash")[0] == 2
 
 
 def test_the_context_can_be_given(run, tiny, tmp_path):
@@ -341,7 +355,6 @@ def test_bad_input_is_one_sentence_before_a_model_is_loaded(
         (["--heads", "0.1", "--layers", "1"], 2, "layer 0 is not among the layers"),
         (["--dtype", "int3"], 2, "int3"),
         (["--device", "nowhere"], 2, "nowhere"),
-        (["--max-tokens", "200"], 7, "131 tokens and the context of llama is 128"),
     ],
 )
 def test_what_the_model_cannot_do_is_one_sentence_and_no_folder(
@@ -375,7 +388,7 @@ def test_an_interrupt_leaves_nothing(run, tiny, tmp_path, monkeypatch):
 
     # While reading the model, and while writing.
     for target in (
-        "lens_rope.reporting.gather.capture",
+        "lens_rope.reporting.gather.analyse",
         "lens_rope.reporting.write._move_into_place",
     ):
         with monkeypatch.context() as patch:
@@ -391,7 +404,7 @@ def test_a_bug_shows_its_traceback(run, tiny, monkeypatch):
     def bug(*args, **kwargs):
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("lens_rope.reporting.gather.capture", bug)
+    monkeypatch.setattr("lens_rope.reporting.gather.analyse", bug)
     with pytest.raises(RuntimeError, match="a bug"):
         run("report", tiny, "--text", TEXT)
 

@@ -73,12 +73,12 @@ def test_a_head_with_set_weights_on_a_running_bridge():
 
 def test_with_a_model(host_model):
     qk = capture(host_model, zoo.tokens(70))
-    tokens = repeated_tokens(host_model, qk, seed=0)
+    tokens = repeated_tokens(host_model, qk.prompts[0], seed=0)
     n = len(tokens) // 3
     assert n == min(REPEATED_TOKENS, zoo.CONTEXT // 3) and tokens == tokens[:n] * 3
     assert len(set(tokens)) == n and not set(tokens) & {0, 1, 2, 3}
-    assert tokens == repeated_tokens(host_model, qk, seed=0)
-    assert tokens != repeated_tokens(host_model, qk, seed=1)
+    assert tokens == repeated_tokens(host_model, qk.prompts[0], seed=0)
+    assert tokens != repeated_tokens(host_model, qk.prompts[0], seed=1)
     found = explain_heads(qk, model=host_model)
     assert repr(found) == repr(explain_heads(qk, model=host_model)) and found.is_repeated
     other = explain_heads(qk, model=host_model, seed=1)
@@ -99,11 +99,11 @@ def test_with_a_model(host_model):
 
 def test_repeated_tokens_start_with_bos_where_the_capture_does(host_model):
     qk = capture(host_model, "t5 t6 t7", prepend_bos=True)
-    tokens = repeated_tokens(host_model, qk)
+    tokens = repeated_tokens(host_model, qk.prompts[0])
     assert tokens[0] == 1 == qk.prompts[0].token_ids[0]
     assert tokens[1:] == tokens[1 : 1 + len(tokens) // 3] * 3
     without = capture(host_model, "t5 t6 t7", prepend_bos=False)
-    assert repeated_tokens(host_model, without)[0] != 1
+    assert repeated_tokens(host_model, without.prompts[0])[0] != 1
 
 
 def test_some_layers_with_a_model(host_model):
@@ -144,11 +144,11 @@ def test_a_context_too_short_for_repeats_is_refused():
     with pytest.raises(InputError, match="needs a context of at least 25 tokens and 8 tokens"):
         explain_heads(capture(model, zoo.tokens(9)), model=model)
     model = zoo.hooked(n_ctx=24)
-    assert len(repeated_tokens(model, capture(model, zoo.tokens(9)))) == 24
+    assert len(repeated_tokens(model, capture(model, zoo.tokens(9)).prompts[0])) == 24
     model = zoo.hooked(n_ctx=27)
     model.set_tokenizer(zoo.tokenizer())
     with_bos = capture(model, "t5 t6 t7", prepend_bos=True)
-    assert len(repeated_tokens(model, with_bos)) == 25
+    assert len(repeated_tokens(model, with_bos.prompts[0])) == 25
 
 
 def random_prompts(*lengths, **changes):

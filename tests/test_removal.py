@@ -7,7 +7,7 @@ import torch
 from test_decompose import looped
 
 from lens_rope.decomposition import decompose
-from lens_rope.removal import shares_without
+from lens_rope.removal import _error, head_shares_without, shares_without
 from lens_rope.scores import pattern_of, soft_capped
 
 SHAPES = {
@@ -86,3 +86,38 @@ def test_one_token_and_no_removals():
     record = planted.random_record(1)
     assert shares_without(record, 0, 0, [[], [0]]).tolist() == [1, 1]
     assert shares_without(record, 0, 0, []).shape == (0,)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_heads_together_and_small_blocks(monkeypatch, shape):
+    record = planted.random_record(30, **SHAPES[shape])
+    heads = range(record.n_heads)
+    removals = [[[head % 4], [], [1, 3]] for head in heads]
+    alone = [shares_without(record, head, 4, removals[head]) for head in heads]
+    monkeypatch.setattr("lens_rope.removal._BLOCK_VALUES", 700)
+    together, error = head_shares_without(record, list(heads), 4, removals)
+    np.testing.assert_allclose(together, alone, rtol=1e-5)
+    assert error.shape == together.shape and not error.any()
+
+
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+def test_the_stated_error_is_that_of_the_sample(offset):
+    """Over many heads, the sample misses the mean of all queries by about its stated error."""
+    missed = []
+    for seed in range(25):
+        record = planted.random_record(400, seed=seed, offset=offset, size=0.7, n_heads=2, n_kv=2)
+        removals = [[[0], [3]], [[1], [2]]]
+        every, none = head_shares_without(record, [0, 1], 5, removals)
+        some, error = head_shares_without(record, [0, 1], 5, removals, max_queries=80)
+        assert not none.any() and (error > 0).all()
+        missed += ((some - every) / error).ravel().tolist()
+    assert 0.7 < np.sqrt(np.mean(np.square(missed))) < 1.4
+
+
+def test_a_sample_of_a_drift_errs_less_than_its_spread():
+    n, slope = 64, np.linspace(0, 1, 64)[None, None]
+    assert _error(slope, 1000)[0, 0] < 0.1 * slope.std() / np.sqrt(n)
+    assert _error(slope, n)[0, 0] == 0
+    noise = np.random.default_rng(0).normal(size=(1, 500, n))
+    expected = np.sqrt((1 - n / 128) / n)
+    assert _error(noise, 128).mean() == pytest.approx(expected, rel=0.05)

@@ -9,24 +9,31 @@ import itertools
 import json
 import math
 import re
+import weakref
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 import torch
 import zoo
-from planted import named_heads, planted_capture, sink_by_push
-from report_fixtures import HOSTILE, random_capture, report_data, rope, with_pairs
+from planted import named_heads, planted_capture, random_record, sink_by_push
+from report_fixtures import HOSTILE, alike, random_capture, report_data, rope, with_pairs
 
+import lens_rope.reporting.first_prompt as first_module
 import lens_rope.reporting.gather as gather_module
+import lens_rope.sink_heads
+from lens_rope.ablation_effects import CONTROLS, ablation_report
 from lens_rope.bounds import BOUNDS
 from lens_rope.capturing import capture, token_rows
 from lens_rope.decomposition import decompose
 from lens_rope.errors import InputError, OutputError, PromptError, VerificationError
+from lens_rope.heads import repeated_patterns
 from lens_rope.offsets import RELATIVE
+from lens_rope.records import Prompt
 from lens_rope.reporting import report
+from lens_rope.reporting.analysis import analyse, judge, merge
 from lens_rope.reporting.findings import findings, notes
-from lens_rope.reporting.gallery import PER_REASON, RULE_ASKED, build_gallery
+from lens_rope.reporting.gallery import PER_REASON, RULE_ASKED, Shortlist, build_gallery
 from lens_rope.reporting.index import render_index
 from lens_rope.reporting.page import render
 from lens_rope.reporting.sample import sample_text
@@ -34,6 +41,7 @@ from lens_rope.reporting.schema import to_dict
 from lens_rope.reporting.tables import tables
 from lens_rope.reporting.write import MARKER, check_folder, read_markers, write_index
 from lens_rope.sinks import head_shares, merge_shares
+from lens_rope.spectrum import layer_keys, layer_spectrum, merge_keys
 from lens_rope.usage import merge_usage, pair_usage
 from lens_rope.views.tokens import display_text
 
@@ -86,17 +94,131 @@ def test_the_order_of_prompts_does_not_matter(model, done):
         np.testing.assert_array_equal(mine.sink_share, other.sink_share)
 
 
-def test_one_prompt_is_in_memory_at_a_time(model, monkeypatch):
-    seen = []
+def test_one_layer_of_one_prompt_is_in_memory_at_a_time(model, monkeypatch):
+    seen, alive = [], []
 
-    def spy(model, prompt, *args, **kwargs):
-        assert prompt.ndim == 1
-        seen.append(prompt.tolist())
-        return capture(model, prompt, *args, **kwargs)
+    def spy(record, token_ids, *args):
+        assert not any(ref() is not None for ref in alive), "an earlier layer is still held"
+        alive.append(weakref.ref(record))
+        seen.append((record.rope.layer, list(token_ids)))
+        return analyse(record, token_ids, *args)
 
-    monkeypatch.setattr(gather_module, "capture", spy)
+    monkeypatch.setattr(gather_module, "analyse", spy)
     report(model, TEXTS)
-    assert seen == token_rows(model, TEXTS)
+    rows = token_rows(model, TEXTS)
+    assert seen == [(layer, row) for row in rows for layer in (0, 1)]
+
+
+def test_a_streamed_report_has_the_numbers_of_a_full_capture(model):
+    """Analyses of whole captures, added up, and the gallery of all heads of the first prompt."""
+    texts = [" ".join(f"t{40 + (7 * i) % 50}" for i in range(90)), TEXTS[1]]
+    done = report(model, texts, interventions=False).data
+    captures = [capture(model, text, names=[f"prompt {i}"]) for i, text in enumerate(texts, 1)]
+    own = [
+        [analyse(record, qk.prompts[0].token_ids) for record in qk.records[0]] for qk in captures
+    ]
+    layers = tuple(judge(merge(list(entries))) for entries in zip(*own, strict=True))
+    alike(done.layers, layers, rtol=1e-6)
+    expected, _ = build_gallery(captures[0], [entry.shares for entry in own[0]], None)
+    alike(done.gallery, expected, rtol=1e-6)
+    for layer in (0, 1):
+        moments = merge_keys([layer_keys(qk.layer(layer)) for qk in captures])
+        alike(done.spectra[layer], layer_spectrum(moments), rtol=1e-6)
+    repeated = repeated_patterns(model, captures[0])
+    heads = tuple(
+        head
+        for entry, of_repeated in zip(layers, repeated, strict=True)
+        for head in entry.heads(is_long=True, repeated=of_repeated)
+    )
+    alike(done.heads, heads, rtol=1e-6)
+    whole = dataclasses.replace(
+        done, layers=layers, heads=heads, gallery=expected, findings=(), notes=()
+    )
+    assert findings(whole) == done.findings
+    assert notes(whole) == done.notes
+
+
+def test_the_numbers_do_not_depend_on_the_number_of_threads(model):
+    text = " ".join(f"t{40 + (7 * i) % 50}" for i in range(90))
+    before, found = torch.get_num_threads(), []
+    try:
+        for n in (1, 2):
+            torch.set_num_threads(n)
+            found.append(report(model, text, interventions=False).data)
+    finally:
+        torch.set_num_threads(before)
+    alike(found[0].layers, found[1].layers, rtol=1e-5)
+    alike(found[0].heads, found[1].heads, rtol=1e-5)
+    assert found[0].findings[1:] == found[1].findings[1:]  # the first says how exactly it was read
+
+
+def read_lengths(model):
+    """A list that grows by the length of each prompt that the model runs, and its handle."""
+    lengths = []
+
+    def note(module, args):
+        lengths.append(args[0].shape[1])
+
+    return lengths, model.register_forward_pre_hook(note)
+
+
+def test_interventions_are_those_of_the_public_report(model, monkeypatch):
+    """Beside what is read of it, the prompt runs once without the pairs and once per control."""
+    monkeypatch.setattr(lens_rope.sink_heads, "SINK_THRESHOLD", 0.05)
+    text = " ".join(f"t{40 + (7 * i) % 50}" for i in range(90))
+    lengths, handle = read_lengths(model)
+    try:
+        found = report(model, text).data.ablation
+        assert [n for n in lengths if n == 91] == [91] * (1 + 1 + CONTROLS)
+        lengths.clear()
+        again = ablation_report(model, text, found.pairs, names=["prompt 1"])
+        assert [n for n in lengths if n == 91] == [91] * (1 + 1 + CONTROLS)
+    finally:
+        handle.remove()
+    assert len(found.heads) > 2
+    alike(found, again, rtol=1e-6)
+
+
+def test_long_prompts_are_ablated_on_their_first_tokens(model, monkeypatch):
+    monkeypatch.setattr(lens_rope.sink_heads, "SINK_THRESHOLD", 0.05)
+    monkeypatch.setattr(first_module, "INTERVENTION_TOKENS", 70)
+    tokens = zoo.tokens(100)[0]
+    data = report(model, tokens, names=["long"]).data
+    expected = ablation_report(model, tokens[:70], data.ablation.pairs, names=["long"])
+    alike(dataclasses.replace(data.ablation, notes=()), expected, rtol=1e-6)
+    note = (
+        "The model was run without the best pairs on the first 70 of 100 tokens of long, and "
+        "compared with itself there."
+    )
+    assert data.ablation.notes == (note,)
+    assert note in data.notes
+
+
+def test_notes_on_long_prompts_and_fused_passes(model):
+    assert not any(
+        "trained context" in note or "fused" in note for note in report(model, "t5 t6").data.notes
+    )
+    long = report(model, zoo.tokens(140), attention="fused", layers=[0, 1]).data
+    assert (
+        "The prompt is longer than the trained context of 128 tokens; positions beyond it are "
+        "outside of what the model was trained on." in long.notes
+    )
+    checks = [
+        dataclasses.replace(check, checked_queries=9 - check.layer, output=2e-7)
+        for check in long.checks
+    ]
+    some = notes(dataclasses.replace(long, checks=tuple(checks), prompts=long.prompts * 2))
+    assert "2 of 2 prompts are longer than the trained context of 128 tokens" in some[0]
+    assert (
+        "Layers 0-1 were read in a fused pass, which never forms all scores of a layer at once: "
+        "the model's own attention was formed for a sample of 8 queries of each longer prompt, and "
+        "the attention output of the pass is the same there within 2.0e-07 (relative)." in some
+    )
+    first = findings(dataclasses.replace(long, checks=tuple(checks)))[0]
+    assert ", on a sample of 8 queries of the prompt (relative error" in first
+    (fused,) = [note for note in long.notes if "fused" in note]
+    assert "was formed for all queries" in fused
+    assert not any(np.isnan(check.output) for check in long.checks)
 
 
 def test_rows_that_look_padded_are_refused_without_their_neighbours_being_read(model):
@@ -119,8 +241,8 @@ def test_progress_reaches_the_end_of_every_stage(model):
     calls = []
     report(model, TEXTS, progress=lambda *call: calls.append(call))
     last = {stage: (done, total) for stage, done, total in calls}
-    # Reading and summing up of two prompts, splitting, repeating; too short for sinks.
-    assert len(last) == 6
+    # Reading two prompts, splitting, repeating; too short for sinks.
+    assert len(last) == 4
     assert all(done == total for done, total in last.values())
 
 
@@ -255,6 +377,55 @@ def test_the_gallery_holds_the_leaders_of_each_reason():
     for taken in where[:4]:
         single[taken] = -1
     assert where[4] == np.unravel_index(single.argmax(), single.shape)
+
+
+def all_at_once(sink, previous, single):
+    """`[(layer, head)]` The gallery's heads by going through all of them, reason by reason."""
+    chosen: list[tuple[int, int]] = []
+    for reason in (sink, previous, single):
+        known = [where for where in np.ndindex(reason.shape) if np.isfinite(reason[where])]
+        order = sorted(known, key=lambda where: (-reason[where], *where))
+        layers: set[int] = set()
+        taken = tuple(chosen)
+        for where in order:
+            is_free = where not in taken and where[0] not in layers
+            if is_free and len(layers) < PER_REASON:
+                layers.add(where[0])
+                chosen.append(where)
+    return chosen
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_short_list_holds_what_a_choice_among_all_heads_finds(seed):
+    """Few values, so that there are ties, and all large ones in one layer in some of the seeds."""
+    rng = np.random.default_rng(seed)
+    n_layers, n_heads = int(rng.integers(1, 7)), 8
+    record = random_record(8, n_heads=n_heads, n_kv=4)
+    values = rng.integers(0, 4 + 3 * (seed % 3), size=(3, n_layers, n_heads)) / 10
+    values[:, rng.integers(n_layers)] += seed % 2
+    values[2][values[2] > 1] = 1.0
+    if seed % 5 == 0:
+        values[rng.random(values.shape) < 0.3] = np.nan
+    sink, previous, single = values
+
+    shortlist = Shortlist(Prompt("p", (0,) * 8, ("t",) * 8, None))
+    for layer in range(n_layers):
+        of = dataclasses.replace(
+            head_shares(record), sink_share=sink[layer], previous_share=previous[layer]
+        )
+        of_pairs = np.zeros((n_heads, record.rope.n_pairs))
+        of_pairs[:, 1] = single[layer]
+        of_pairs[np.isnan(single[layer])] = np.nan
+        rope_here = dataclasses.replace(record.rope, layer=layer)
+        shortlist.add(dataclasses.replace(record, rope=rope_here), of, of_pairs)
+        assert len(shortlist.held) <= 2 + 6 + 10
+    gallery, _ = shortlist.gallery()
+    assert [(h.layer, h.head) for h in gallery] == all_at_once(sink, previous, single)
+    for shown in gallery:
+        assert shown.kv_head == shown.maps.kv_head == shown.head // 2
+        assert shown.maps.head == shown.head
+        torch.testing.assert_close(shown.maps.record.q[:, 0], record.q[:, shown.head])
+        torch.testing.assert_close(shown.maps.record.k[:, 0], record.k[:, shown.kv_head])
 
 
 def test_the_rule_says_what_was_found():

@@ -164,6 +164,12 @@ def reports() -> list[ReportData]:
         # Random models have no sinks; with this, some of their heads count as if they had.
         patch.setattr(lens_rope.sink_heads, "SINK_THRESHOLD", 0.05)
         made.append(report(llama, [WORDS, WORDS[::-1]], context=64).data)
+    # As of long prompts, of which a fused pass compares some of the queries.
+    checks = [
+        dataclasses.replace(check, checked_queries=70 + check.layer, output=1e-6)
+        for check in made[-1].checks
+    ]
+    made.append(dataclasses.replace(made[-1], checks=tuple(checks)))
     if zoo.HookedTransformer is not None:
         made.append(report(zoo.hooked(rotary_dim=4), zoo.tokens(40)).data)
     # As of a model without a tokenizer, which only HookedTransformer can be.

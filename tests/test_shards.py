@@ -8,16 +8,17 @@ import itertools
 import json
 import pickle
 import weakref
-from collections.abc import Mapping
 
 import numpy as np
 import planted
 import pytest
 import zoo
+from report_fixtures import alike
 
 import lens_rope.reporting.gather as gather_module
 from lens_rope.capturing import capture
 from lens_rope.errors import InputError, PromptError
+from lens_rope.hosts import host_of
 from lens_rope.reporting import report
 from lens_rope.reporting.analysis import analyse, judge, merge
 from lens_rope.reporting.finishing import finish
@@ -54,29 +55,6 @@ def model():
 @pytest.fixture(scope="module")
 def whole(model):
     return read_shard(model, PROMPTS, ReadOptions())
-
-
-def alike(one, other, where="it", rtol=1e-9):
-    """Compares everything in two values; numbers up to rounding."""
-    assert type(one) is type(other) or (one is None) == (other is None), where
-    if dataclasses.is_dataclass(one):
-        for field in dataclasses.fields(one):
-            values = (getattr(one, field.name), getattr(other, field.name))
-            alike(*values, f"{where}.{field.name}", rtol)
-    elif isinstance(one, Mapping):
-        assert list(one) == list(other), where
-        for key in one:
-            alike(one[key], other[key], f"{where}[{key!r}]", rtol)
-    elif isinstance(one, (list, tuple)):
-        assert len(one) == len(other), where
-        for index, values in enumerate(zip(one, other, strict=True)):
-            alike(*values, f"{where}[{index}]", rtol)
-    elif isinstance(one, (np.ndarray, float)):
-        scale = np.nanmax(np.abs(one), initial=0) if np.size(one) else 0
-        atol = 1e-12 * (scale if np.isfinite(scale) else 1)
-        np.testing.assert_allclose(one, other, rtol=rtol, atol=atol, err_msg=where)
-    else:
-        assert one == other, where
 
 
 # Merging what was merged
@@ -299,20 +277,19 @@ def test_prompts_are_taken_one_at_a_time_and_dropped(model, monkeypatch):
     alive: list[weakref.ref] = []
     taken = []
 
-    def spy(*args, **kwargs):
-        qk = capture(*args, **kwargs)
+    def spy(record, token_ids, *args):
         assert not any(ref() for ref in alive), "an earlier prompt is still held"
-        alive.append(weakref.ref(qk.records[0][0]))
-        return qk
+        alive.append(weakref.ref(record))
+        return analyse(record, token_ids, *args)
 
     def prompts():
         for index in range(4):
             # A prompt is asked for when the one before it was read.
-            assert len(alive) == index
+            assert len(alive) == 2 * index
             taken.append(index)
             yield words(30 + index, 3)
 
-    monkeypatch.setattr(gather_module, "capture", spy)
+    monkeypatch.setattr(gather_module, "analyse", spy)
     data = report(model, prompts(), names=iter("abcd")).data
     assert taken == [0, 1, 2, 3]
     assert [prompt.name for prompt in data.prompts] == ["a", "b", "c", "d"]
@@ -345,10 +322,9 @@ def test_names_go_with_prompts(model):
 
 
 def test_a_prompt_that_is_too_long_is_found_before_anything_is_read(model, monkeypatch):
-    monkeypatch.setattr(gather_module, "capture", None)
-    with pytest.raises(
-        PromptError, match="prompt 3 has 131 tokens and the context of llama is 128"
-    ):
+    monkeypatch.setattr(gather_module, "analyse", None)
+    monkeypatch.setattr(type(host_of(model)), "longest_prompt", 128)
+    with pytest.raises(PromptError, match="prompt 3 has 131 tokens and llama has angles for 128"):
         report(model, [words(9, 1), words(9, 2), words(130, 1)])
 
 

@@ -12,7 +12,14 @@ from test_removal import share_by_hand
 
 from lens_rope.attention import read_attention
 from lens_rope.errors import InputError
-from lens_rope.sink_heads import explain_sinks, merge_sink_heads, sentence
+from lens_rope.removal import shares_without
+from lens_rope.sink_heads import (
+    EXACT_PAIRS,
+    REMOVAL_QUERIES,
+    explain_sinks,
+    merge_sink_heads,
+    sentence,
+)
 from lens_rope.sinks import SINK_THRESHOLD
 
 N = 80
@@ -354,3 +361,34 @@ def test_heads_that_are_none_are_refused():
     found = explain_sinks(random_capture())
     with pytest.raises(InputError, match="layer 5 head 0 is not a sink head; there are 0, listed"):
         found.head(5, 0)
+
+
+def test_long_prompts_are_sampled_and_say_by_how_much_that_errs():
+    record = noisy_sink(700, 3)
+    sink = explain_sinks(planted.make_capture(record)).head(0, 1)
+    strongest = list(sink.advantage.strongest(EXACT_PAIRS))
+    others = [pair for pair in range(9) if pair not in strongest]
+    every = shares_without(record, 1, sink.position, [[pair] for pair in range(9)])
+    error = sink.share_without_error
+    assert (error > 0).all() and error[others].mean() > error[strongest].mean()
+    assert (np.abs(sink.share_without - every) < 5 * error).all()
+    assert sink.share_without_best_error == error[sink.best_pair]
+    table = explain_sinks(planted.make_capture(record)).to_dataframe()
+    assert table["share_without_best_error"].iloc[0] == sink.share_without_best_error
+    some = shares_without(record, 1, sink.position, [[strongest[0]]], max_queries=REMOVAL_QUERIES)
+    assert sink.share_without_best == pytest.approx(some[0], rel=1e-6)
+
+
+def test_errors_of_prompts_are_merged():
+    records = [noisy_sink(n, n) for n in (700, 600, 100)]
+    each = [explain_sinks(planted.make_capture(record)).head(0, 1) for record in records]
+    strongest = each[2].advantage.strongest(EXACT_PAIRS)
+    assert not each[2].share_without_error[list(strongest)].any()
+    merged = merge_sink_heads(each)
+    weights = np.array([entry.n_queries for entry in each])
+    squares = [(w * e.share_without_error) ** 2 for w, e in zip(weights, each, strict=True)]
+    expected = np.sqrt(np.sum(squares, axis=0)) / weights.sum()
+    np.testing.assert_allclose(merged.share_without_error, expected)
+    unknown = dataclasses.replace(each[0], share_without_error=np.empty(0))
+    assert np.isnan(unknown.share_without_best_error)
+    assert merge_sink_heads([unknown, each[1]]).share_without_error.size == 0

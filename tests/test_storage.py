@@ -1,5 +1,7 @@
 """A capture read back is the capture that was saved, and half a file is no capture."""
 
+import json
+import math
 import os
 
 import pytest
@@ -92,3 +94,20 @@ def test_failed_write_keeps_the_old_file(captured, tmp_path, monkeypatch):
         captured.save(path)
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == ["capture"]
+
+
+def test_file_without_the_fields_of_a_fused_pass_is_read(captured, tmp_path):
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    path = captured.save(tmp_path / "new")
+    with safe_open(path, framework="pt") as file:
+        header = json.loads(file.metadata()["lens_rope"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    for layers in header["records"]:
+        for record in layers:
+            del record["check"]["checked_queries"], record["check"]["output"]
+    save_file(tensors, tmp_path / "old", metadata={"lens_rope": json.dumps(header)})
+    check = RotaryCapture.load(tmp_path / "old").layer(0).check
+    assert check.checked_queries is None and math.isnan(check.output)
+    assert repr(check) == repr(captured.layer(0).check)

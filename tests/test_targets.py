@@ -166,3 +166,30 @@ def test_bad_weights_are_refused(change, message):
 def test_weight_outside_a_window_is_refused():
     with pytest.raises(InputError, match="key 0 for query 2, which does not see it"):
         target_from_weights(np.tril(np.ones((5, 5))), seen(5, 2))
+
+
+@pytest.mark.parametrize("window", [None, 1000])
+def test_a_word_that_comes_back_all_the_time_costs_no_more_than_the_prompt(window):
+    """Half of these tokens are the same, so that there are millions of entries."""
+    tokens = np.where(np.arange(6000) % 2, 7, np.arange(6000)).tolist()
+    for target in repeat_targets(tokens, window):
+        arrays = (target.queries, target.keys, target.start, target.stop)
+        assert max(map(len, arrays)) <= 6000 and target.weights is None
+    duplicate = repeat_targets(tokens, window)[1]
+    query, key = duplicate.entries(5999, 6000)
+    first = 1 if window is None else 5001
+    assert set(query) == {5999} and key.tolist() == list(range(first, 5999, 2))
+    assert duplicate.count.sum() > (4e6 if window is None else 1e6)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    tokens=st.lists(st.integers(0, 4), min_size=1, max_size=25),
+    first=st.integers(0, 25), n=st.integers(0, 9),
+)  # fmt: skip
+def test_entries_of_some_queries(tokens, first, n):
+    for target in repeat_targets(tokens, None):
+        query, key = target.entries(first, first + n)
+        inside = (target.query >= first) & (target.query < first + n)
+        np.testing.assert_array_equal(query, target.query[inside])
+        np.testing.assert_array_equal(key, target.key[inside])

@@ -50,14 +50,14 @@ def misshow(monkeypatch):
             host = host_of(model)
             read = host.read
 
-            def read_wrongly(token_ids, layers, visit):
+            def read_wrongly(token_ids, layers, visit, *options):
                 def change(reading):
                     if reading.layer == 1:
                         values = {n: v(getattr(reading, n)) for n, v in changes.items()}
                         reading = dataclasses.replace(reading, **values)
                     visit(reading)
 
-                read(token_ids, layers, change)
+                read(token_ids, layers, change, *options)
 
             host.read = read_wrongly
             return host
@@ -241,3 +241,23 @@ def test_other_precisions_are_refused(host_model):
             None,
             "model",
         )
+
+
+def test_an_output_of_a_fused_pass_that_is_off_is_refused(host_model, misshow):
+    misshow(output_error=lambda error: 2e-4)
+    error = refusal(host_model)
+    assert (error.check, error.tolerance) == ("output", 1e-4)
+
+
+def test_sampled_queries_are_compared_at_their_own_positions(host_model, misshow):
+    rows = torch.tensor([0, 3, 17, 18, 39])
+    sampled = {
+        "rows": lambda _: rows,
+        "scores": lambda s: s[:, rows],
+        "pattern": lambda p: p[:, rows],
+    }
+    misshow(**sampled)
+    check = capture(host_model, zoo.tokens(40)).layer(1).check
+    assert check.checked_queries == 5 and check.score < 1e-6 and check.pattern < 1e-6
+    misshow(rows=lambda rows: rows + torch.tensor([0, 0, 1, 1, 0]))
+    assert refusal(host_model).check in ("score", "pattern")

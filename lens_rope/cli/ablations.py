@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lens_rope.cli.options import (
+    Attention,
+    AttentionOption,
     Backend,
     BackendOption,
     Device,
@@ -20,6 +22,7 @@ from lens_rope.cli.options import (
     Seed,
     TableFormat,
     Text,
+    Threads,
 )
 from lens_rope.cli.parsing import parse_layers, parse_pairs
 from lens_rope.cli.reading import prepare, show
@@ -68,6 +71,8 @@ def ablate(
     backend: BackendOption = Backend.auto,
     device: Device = None,
     dtype: Dtype = "float32",
+    attention: AttentionOption = Attention.auto,
+    threads: Threads = None,
     format: Format = TableFormat.table,
 ) -> None:
     """Run a model without some rotary pairs: what becomes of its loss and of its heads."""
@@ -78,8 +83,9 @@ def ablate(
                 "--layers says where to look for sink heads; with --pairs, name the layers there"
             )
         reading = prepare(
-            model, text, file, prompts, wanted, max_tokens, None, backend, device, dtype
-        )
+            model, text, file, prompts, wanted, max_tokens, None, backend, device, dtype,
+            attention, threads,
+        )  # fmt: skip
         from lens_rope.ablation_effects import ablation_report
         from lens_rope.reporting.schema import ablation_to_dict
         from lens_rope.views.analysis_tables import ablation_table

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from lens_rope.cli.options import (
+    Attention,
+    AttentionOption,
     Backend,
     BackendOption,
     Context,
@@ -22,6 +24,7 @@ from lens_rope.cli.options import (
     Seed,
     TableFormat,
     Text,
+    Threads,
 )
 from lens_rope.cli.parsing import parse_layers
 from lens_rope.cli.reading import prepare, show
@@ -40,13 +43,15 @@ def sinks(
     backend: BackendOption = Backend.auto,
     device: Device = None,
     dtype: Dtype = "float32",
+    attention: AttentionOption = Attention.auto,
+    threads: Threads = None,
     format: Format = TableFormat.table,
 ) -> None:
     """Print the attention sinks of a model, and which rotary pairs make them."""
     with errors():
         reading = prepare(
             model, text, file, prompts, parse_layers(layers), max_tokens, context, backend, device,
-            dtype,
+            dtype, attention, threads,
         )  # fmt: skip
         qk = reading.capture()
         from lens_rope.reporting.schema import sinks_to_dict
@@ -89,13 +94,15 @@ def heads(
     backend: BackendOption = Backend.auto,
     device: Device = None,
     dtype: Dtype = "float32",
+    attention: AttentionOption = Attention.auto,
+    threads: Threads = None,
     format: Format = TableFormat.table,
 ) -> None:
     """Print what each head does (sink, previous token, induction, ...) and the pairs behind it."""
     with errors():
         reading = prepare(
             model, text, file, prompts, parse_layers(layers), max_tokens, context, backend, device,
-            dtype,
+            dtype, attention, threads,
         )  # fmt: skip
         qk = reading.capture()
         from lens_rope.heads import explain_heads, head_notes
@@ -171,6 +178,8 @@ def features(
     backend: BackendOption = Backend.auto,
     device: Device = None,
     dtype: Dtype = "float32",
+    attention: AttentionOption = Attention.auto,
+    threads: Threads = None,
     format: Format = TableFormat.table,
 ) -> None:
     """Print the offset features of a model, and whether they keep the bounds."""
@@ -179,7 +188,7 @@ def features(
             raise InputError("--outliers and --bounds print different tables; choose one of them")
         reading = prepare(
             model, text, file, prompts, parse_layers(layers), max_tokens, context, backend, device,
-            dtype,
+            dtype, attention, threads,
         )  # fmt: skip
         qk = reading.capture()
         from lens_rope.bounds import check_bounds
@@ -240,13 +249,15 @@ def spectrum(
     backend: BackendOption = Backend.auto,
     device: Device = None,
     dtype: Dtype = "float32",
+    attention: AttentionOption = Attention.auto,
+    threads: Threads = None,
     format: Format = TableFormat.table,
 ) -> None:
     """Print the spectra of the keys of each layer, before and after rotation."""
     with errors():
         reading = prepare(
             model, text, file, prompts, parse_layers(layers), max_tokens, None, backend, device,
-            dtype,
+            dtype, attention, threads,
         )  # fmt: skip
         from lens_rope.reporting.schema import spectrum_to_dict
         from lens_rope.spectrum import key_spectrum

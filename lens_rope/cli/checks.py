@@ -10,6 +10,8 @@ import typer
 
 from lens_rope.cli.options import (
     CHECK_MAX_TOKENS,
+    Attention,
+    AttentionOption,
     Backend,
     BackendOption,
     CheckMaxTokens,
@@ -23,6 +25,7 @@ from lens_rope.cli.options import (
     Prompts,
     TableFormat,
     Text,
+    Threads,
 )
 from lens_rope.cli.parsing import parse_layers
 from lens_rope.cli.running import complain, errors, load, or_sample, progress, token_limit
@@ -37,12 +40,13 @@ def inspect(
     backend: BackendOption = Backend.auto,
     device: Device = None,
     dtype: Dtype = "float32",
+    threads: Threads = None,
     format: Format = TableFormat.table,
 ) -> None:
     """Print what RoPE does in each layer: pairing, rotated part, window, wavelengths, cycles."""
     with errors():
         wanted = parse_layers(layers)
-        loaded = load(model, backend, device, dtype)
+        loaded = load(model, backend, device, dtype, threads)
         from lens_rope.capturing import read_rope
 
         with progress() as step:
@@ -72,17 +76,23 @@ def check(
     backend: BackendOption = Backend.auto,
     device: Device = None,
     dtype: Dtype = "float32",
+    attention: AttentionOption = Attention.auto,
+    threads: Threads = None,
     format: Format = TableFormat.table,
 ) -> None:
     """Verify that a model can be read exactly; exit 1 when a layer cannot."""
     with errors():
         names, texts = or_sample(*read_prompts(text, file, prompts))
         wanted = parse_layers(layers)
-        loaded = load(model, backend, device, dtype)
-        rows, failures = _check_layers(loaded, texts, names, wanted, max_tokens, context)
+        loaded = load(model, backend, device, dtype, threads)
+        rows, failures, notes = _check_layers(
+            loaded, texts, names, wanted, max_tokens, context, attention
+        )
         from lens_rope.views.terminal import check_table
 
         typer.echo(check_table(rows, format.value), nl=False)
+        for note in notes:
+            complain(f"note: {note}")
         for failure in failures:
             complain(str(failure))
         if failures:
@@ -96,20 +106,24 @@ def _check_layers(
     layers: list[int] | None,
     max_tokens: int | None,
     context: int | None,
-) -> tuple[list[dict[str, Any]], list[VerificationError]]:
-    """One row per prompt and layer, and the errors of the layers that cannot be read."""
+    attention: Attention,
+) -> tuple[list[dict[str, Any]], list[VerificationError], list[str]]:
+    """One row per prompt and layer, the errors of the layers that cannot be read, and notes."""
     from lens_rope.capturing import capture
     from lens_rope.hosts import host_of
 
     max_tokens = token_limit(model, max_tokens, CHECK_MAX_TOKENS)
     rows: list[dict[str, Any]] = []
     failures: list[VerificationError] = []
+    notes: list[str] = []
 
     def run(text: str, name: str, some: list[int] | None, step: Callable[..., None]) -> None:
         qk = capture(
             model, text, some, names=[name], max_tokens=max_tokens, context=context,
+            attention=attention.value,
             progress=lambda done, total: step(f"checking {name}", done, total),
         )  # fmt: skip
+        notes.extend(qk.notes)
         rows.extend({**row, "ok": True} for row in qk.verification().to_dict("records"))
 
     for text, name in zip(texts, names, strict=True):
@@ -131,4 +145,4 @@ def _check_layers(
                             error.error, "ok": False,
                         }
                     )  # fmt: skip
-    return rows, failures
+    return rows, failures, notes

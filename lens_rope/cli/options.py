@@ -26,6 +26,14 @@ class Backend(str, Enum):
     bridge = "bridge"
 
 
+class Attention(str, Enum):
+    """How the model computes attention while it is read."""
+
+    auto = "auto"
+    eager = "eager"
+    fused = "fused"
+
+
 class ReportFormat(str, Enum):
     """What a report is written as."""
 
@@ -106,6 +114,20 @@ Device = Annotated[
 ]
 Dtype = Annotated[
     str, typer.Option(help="Precision to run the model in: float32, bfloat16 or float16.")
+]
+AttentionOption = Annotated[
+    Attention,
+    typer.Option(
+        help="How the model computes attention while it is read: eager forms all scores of a layer "
+        "at once; fused does not, for long prompts; auto takes fused where eager would need much "
+        "memory and the model can be run so."
+    ),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Threads that torch computes with on the CPU. Default: one for each core."
+    ),
 ]
 Format = Annotated[
     TableFormat,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from lens_rope.cli.options import DEFAULT_MAX_TOKENS, Backend, TableFormat
+from lens_rope.cli.options import DEFAULT_MAX_TOKENS, Attention, Backend, TableFormat
 from lens_rope.cli.running import complain, load, or_sample, progress, token_limit
 from lens_rope.reporting.prompts import read_prompts
 
@@ -32,6 +32,8 @@ class Reading:
         max_tokens: Longer prompts are cut to this many tokens.
         layers: Layers to read; None reads all.
         context: Trained context in tokens, where the model is said to have another.
+        attention: How the model computes attention while it is read.
+        said: Notes of what was read so far.
     """
 
     model: Any
@@ -41,6 +43,8 @@ class Reading:
     max_tokens: int
     layers: list[int] | None
     context: int | None
+    attention: Attention
+    said: list[str] = field(default_factory=list)
 
     def capture(self, layers: Sequence[int] | None = None) -> RotaryCapture:
         """All prompts at once.
@@ -52,11 +56,14 @@ class Reading:
 
         stage = f"reading {self.names[0] if len(self.names) == 1 else 'prompts'}"
         with progress() as step:
-            return capture(
+            found = capture(
                 self.model, self.texts, self.layers if layers is None else layers,
                 names=self.names, max_tokens=self.max_tokens, context=self.context,
+                attention=self.attention.value,
                 progress=lambda done, total: step(stage, done, total),
             )  # fmt: skip
+        self.said.extend(found.notes)
+        return found
 
     def captures(self) -> Iterator[RotaryCapture]:
         """One prompt after another, so that only one is held at a time."""
@@ -64,11 +71,13 @@ class Reading:
 
         with progress() as step:
             for name, text in zip(self.names, self.texts, strict=True):
-                yield capture(
+                found = capture(
                     self.model, text, self.layers, names=[name], max_tokens=self.max_tokens,
-                    context=self.context,
+                    context=self.context, attention=self.attention.value,
                     progress=lambda done, total, name=name: step(f"reading {name}", done, total),
                 )  # fmt: skip
+                self.said.extend(found.notes)
+                yield found
 
     def prompts(self) -> list[dict[str, Any]]:
         """Name and length of each prompt, with the keys that a report has."""
@@ -82,7 +91,10 @@ class Reading:
         ]
 
     def notes(self) -> tuple[str, ...]:
-        """Which prompts were cut."""
+        """Which prompts were cut, and what else is to be said of those that were read."""
+        return tuple(dict.fromkeys([*self._cut(), *self.said]))
+
+    def _cut(self) -> tuple[str, ...]:
         cut = [entry for entry in self.prompts() if entry["cut_from"] is not None]
         if len(cut) == 1:
             return (
@@ -108,6 +120,8 @@ def prepare(
     backend: Backend,
     device: str | None,
     dtype: str,
+    attention: Attention,
+    threads: int | None,
 ) -> Reading:
     """Reads the prompts, then loads the model; arguments as the options of the same names.
 
@@ -115,7 +129,7 @@ def prepare(
         LensRopeError: A prompt cannot be used, or the model cannot be loaded.
     """
     names, texts = or_sample(*read_prompts(text, file, prompts))
-    loaded = load(model, backend, device, dtype)
+    loaded = load(model, backend, device, dtype, threads)
     from lens_rope.capturing import token_rows
 
     return Reading(
@@ -126,6 +140,7 @@ def prepare(
         max_tokens=token_limit(loaded, max_tokens, DEFAULT_MAX_TOKENS),
         layers=layers,
         context=context,
+        attention=attention,
     )
 
 
@@ -148,7 +163,7 @@ def show(
         frame: The analysis as the table behind the CSV.
         content: The analysis as plain values, with the keys that a report has.
     """
-    notes = (*reading.notes(), *notes)
+    notes = tuple(dict.fromkeys([*reading.notes(), *notes]))
     for note in notes:
         complain(f"note: {note}")
     if form is TableFormat.table:

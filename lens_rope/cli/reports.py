@@ -9,6 +9,8 @@ import typer
 
 from lens_rope.cli.options import (
     DEMO_MODEL,
+    Attention,
+    AttentionOption,
     Backend,
     BackendOption,
     Context,
@@ -20,9 +22,10 @@ from lens_rope.cli.options import (
     Prompts,
     ReportFormat,
     Text,
+    Threads,
 )
 from lens_rope.cli.parsing import parse_heads, parse_layers
-from lens_rope.cli.running import Bars, complain, errors
+from lens_rope.cli.running import Bars, complain, errors, use_threads
 from lens_rope.reporting.prompts import open_prompts
 
 if TYPE_CHECKING:
@@ -77,6 +80,8 @@ def report(
     backend: BackendOption = Backend.auto,
     device: Device = None,
     dtype: Dtype = "float32",
+    attention: AttentionOption = Attention.auto,
+    threads: Threads = None,
     format: Annotated[
         list[ReportFormat] | None,
         typer.Option("--format", help="What to write. Can be repeated. Default: all."),
@@ -103,8 +108,9 @@ def report(
             layers=None if wanted_layers is None else tuple(wanted_layers),
             heads=None if wanted_heads is None else tuple(wanted_heads),
             max_tokens=max_tokens, context=context, interventions=interventions,
-            backend=backend.value, device=device, dtype=dtype,
+            backend=backend.value, device=device, dtype=dtype, attention=attention.value,
         )  # fmt: skip
+        use_threads(threads)
         try:
             outcomes = report_models(
                 asked, out, found, options=options, formats=formats, resume=resume,

@@ -13,7 +13,7 @@ from typing import Any
 from transformer_lens.model_bridge import TransformerBridge
 
 from lens_rope.errors import InputError
-from lens_rope.hosts.base import Host, LayerReading
+from lens_rope.hosts.base import Attention, Host, LayerReading
 from lens_rope.hosts.bridge import BridgeHost
 from lens_rope.hosts.hooked import HookedHost, HookedTransformer
 
@@ -38,4 +38,4 @@ def host_of(model: Any) -> Host:
     )
 
 
-__all__ = ["Host", "LayerReading", "host_of"]
+__all__ = ["Attention", "Host", "LayerReading", "host_of"]

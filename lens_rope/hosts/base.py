@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -20,7 +21,7 @@ from lens_rope.hosts.state import as_before
 from lens_rope.records import ModelInfo, Route
 
 Tensor = torch.Tensor
-Hook = tuple[str, Callable[..., None]]
+Hook = tuple[str, Callable[..., Tensor | None]]
 
 Attention = Literal["eager", "fused"]
 """How a forward pass computes attention: as the host does, which forms all scores of a layer at
@@ -124,8 +125,24 @@ class Host(ABC):
 
     @property
     def max_tokens(self) -> int:
-        """Longest prompt the host accepts, in tokens."""
+        """Longest prompt that the model is made for, in tokens."""
         return self.trained_context
+
+    @property
+    def longest_prompt(self) -> int | None:
+        """Longest prompt that can be run at all, in tokens; None where there is no limit.
+
+        A limit is a table of angles that does not grow with the prompt.
+        """
+        return None
+
+    def fused_refusal(self, layers: Sequence[int]) -> str | None:
+        """Why attention cannot be fused in a pass that reads these layers; None where it can.
+
+        Args:
+            layers: Layers to read. All layers up to the last of them run fused.
+        """
+        return f"the {self.kind} cannot"
 
     @property
     @abstractmethod
@@ -134,9 +151,25 @@ class Host(ABC):
 
     @abstractmethod
     def _hooks(
-        self, layers: Sequence[int], visit: Callable[[LayerReading], None]
+        self, layers: Sequence[int], visit: Callable[[LayerReading], None], attention: Attention
     ) -> tuple[list[Hook], dict[str, Any]]:
-        """Forward hooks that make each layer visit its reading, and options of the forward pass."""
+        """Forward hooks that make each layer visit its reading, and options of the forward pass.
+
+        The options spare what comes after the last layer and are left out where logits are wanted;
+        hooks of a fused pass are on every layer that runs, see `_prepared`.
+        """
+
+    def _prepared(
+        self, n_tokens: int, layers: Sequence[int], attention: Attention
+    ) -> AbstractContextManager[None]:
+        """What a pass needs of the model beside hooks; undone when it is left.
+
+        Args:
+            n_tokens: Length of the prompt.
+            layers: The layers that are read.
+            attention: How attention is computed.
+        """
+        return nullcontext()
 
     @abstractmethod
     def follow_angles(self, layer: int) -> tuple[list[RemovableHandle], Tables]:
@@ -149,7 +182,11 @@ class Host(ABC):
         """
 
     def read(
-        self, token_ids: Sequence[int], layers: Sequence[int], visit: Callable[[LayerReading], None]
+        self,
+        token_ids: Sequence[int],
+        layers: Sequence[int],
+        visit: Callable[[LayerReading], None],
+        attention: Attention = "eager",
     ) -> None:
         """Runs one prompt and visits each layer once, in order; the model is left as it was.
 
@@ -157,27 +194,33 @@ class Host(ABC):
             token_ids: The prompt, without padding.
             layers: Layers to visit, ascending.
             visit: Called with each layer's reading; what it raises ends the run and is passed on.
+            attention: How attention is computed; `fused` only where `fused_refusal` is None.
 
         Raises:
             UnsupportedModelError: The host's forward pass fails, or its hooks do not show enough.
         """
-        self._run(token_ids, layers, visit, return_type=None)
+        self._run(token_ids, layers, visit, attention, return_type=None)
 
     def read_logits(
-        self, token_ids: Sequence[int], layers: Sequence[int], visit: Callable[[LayerReading], None]
+        self,
+        token_ids: Sequence[int],
+        layers: Sequence[int],
+        visit: Callable[[LayerReading], None],
+        attention: Attention = "eager",
     ) -> Float[Tensor, "pos vocab"]:
         """As `read`, and runs the model to its end.
 
         Returns:
             `[pos, vocab]` Logits in float32, on the model's device.
         """
-        return self._run(token_ids, layers, visit, return_type="logits")[0].float()
+        return self._run(token_ids, layers, visit, attention, return_type="logits")[0].float()
 
     def _run(
         self,
         token_ids: Sequence[int],
         layers: Sequence[int],
         visit: Callable[[LayerReading], None],
+        attention: Attention,
         *,
         return_type: str | None,
     ) -> Any:
@@ -190,7 +233,7 @@ class Host(ABC):
                 raised.append(error)
                 raise
 
-        hooks, options = self._hooks(layers, watched)
+        hooks, options = self._hooks(layers, watched, attention)
         if return_type is not None:
             options = {}  # they spare what comes after the last layer
         device = next(self.model.parameters()).device
@@ -198,7 +241,12 @@ class Host(ABC):
         # An explicit mask: hosts guess one from the tokens otherwise, and may take a BOS that is
         # also the padding token for padding.
         mask = torch.ones_like(tokens)
-        with torch.no_grad(), as_before(self.model), self.model.hooks(fwd_hooks=hooks):
+        with (
+            torch.no_grad(),
+            as_before(self.model),
+            self._prepared(len(token_ids), layers, attention),
+            self.model.hooks(fwd_hooks=hooks),
+        ):
             try:
                 return self.model(tokens, return_type=return_type, attention_mask=mask, **options)
             except (LensRopeError, torch.OutOfMemoryError):
@@ -213,6 +261,6 @@ class Host(ABC):
                 ) from error
 
 
-def with_key(function: Callable[..., None], key: str) -> Callable[..., None]:
+def with_key(function: Callable[..., Tensor | None], key: str) -> Callable[..., Tensor | None]:
     """A hook that also says which hook point it is."""
     return lambda value, hook: function(value, hook, key)

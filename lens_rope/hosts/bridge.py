@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
+from transformer_lens.hook_points import HookPoint
 
 from lens_rope.errors import UnsupportedModelError
-from lens_rope.hosts.base import Hook, Host, LayerReading, with_key
-from lens_rope.hosts.editing import EditPoint, Tables, refuse_cached
+from lens_rope.hosts.base import Attention, Hook, Host, LayerReading, with_key
+from lens_rope.hosts.bridge_fused import FusedLayer, NotFusedError, fused_attention
+from lens_rope.hosts.editing import Edit, EditPoint, Tables, refuse_cached
 from lens_rope.records import Route
+from lens_rope.spec import ranges
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +51,8 @@ _BRIDGE_HOOKS = (
     "hook_attn_scores",
     "hook_pattern",
 )
+
+_TRIAL_TOKENS = 64
 
 # Nothing that the host shows tells that it is another model than the one it was made from.
 _NORM_AFTER_ROTATION = ("HunYuanDenseV1Attention",)
@@ -92,27 +99,209 @@ class BridgeHost(Host):
         return int(self.trained_context * factor)
 
     def _hooks(
-        self, layers: Sequence[int], visit: Callable[[LayerReading], None]
+        self, layers: Sequence[int], visit: Callable[[LayerReading], None], attention: Attention
     ) -> tuple[list[Hook], dict[str, Any]]:
+        # For `_prepared`, which also hooks the model: the bridge's own way of adding hooks looks
+        # up all names anew for each of them, which takes longer than a forward pass.
+        self._visit = visit
+        return [], {}
+
+    @contextmanager
+    def _prepared(
+        self, n_tokens: int, layers: Sequence[int], attention: Attention
+    ) -> Iterator[None]:
+        visit = self._visit
+        configs = _configs_of(self.model)
+        kept = [(config, config.use_cache) for config in configs if hasattr(config, "use_cache")]
+        try:
+            for config, _ in kept:
+                config.use_cache = False  # keys and values of all layers, which nobody reads
+            if attention == "fused":
+                with self._fused(layers, visit):
+                    yield
+            else:
+                with self._hooked(layers, visit):
+                    yield
+        finally:
+            for config, value in kept:
+                config.use_cache = value
+
+    @contextmanager
+    def _hooked(
+        self, layers: Sequence[int], visit: Callable[[LayerReading], None]
+    ) -> Iterator[None]:
+        """Hooks that make each layer visit its reading."""
         names = self.model.hook_dict
         seen: dict[str, Tensor] = {}
-        hooks: list[Hook] = []
+        added: list[tuple[HookPoint, Any]] = []
 
         def keep(value: Tensor, hook: Any, key: str) -> None:
             seen[key] = value.detach()
 
-        for layer in layers:
+        def add(name: str, function: Callable[..., Tensor | None]) -> None:
+            point = names[name]
+            point.add_hook(function)
+            added.append((point, point.fwd_hooks[-1]))
 
-            def finish(value: Tensor, hook: Any, layer: int = layer) -> None:
-                visit(self._reading(layer, seen))
-                seen.clear()
+        try:
+            for layer in layers:
 
-            for key in _BRIDGE_HOOKS:
-                if f"blocks.{layer}.attn.{key}" in names:
-                    hooks.append((f"blocks.{layer}.attn.{key}", with_key(keep, key)))
-            # Some hosts fire the scores after the pattern, so a layer ends with its block.
-            hooks.append((f"blocks.{layer}.hook_out", finish))
-        return hooks, {}
+                def finish(value: Tensor, hook: Any, layer: int = layer) -> None:
+                    reading = self._reading(layer, seen)
+                    seen.clear()
+                    visit(reading)
+
+                for key in _BRIDGE_HOOKS:
+                    if f"blocks.{layer}.attn.{key}" in names:
+                        add(f"blocks.{layer}.attn.{key}", with_key(keep, key))
+                # Some hosts fire the scores after the pattern, so a layer ends with its block.
+                add(f"blocks.{layer}.hook_out", finish)
+            yield
+        finally:
+            for point, handle in added:
+                handle.hook.remove()
+                point.fwd_hooks = [kept for kept in point.fwd_hooks if kept is not handle]
+
+    def _run(
+        self,
+        token_ids: Sequence[int],
+        layers: Sequence[int],
+        visit: Callable[[LayerReading], None],
+        attention: Attention,
+        *,
+        return_type: str | None,
+    ) -> Any:
+        def visit_to_the_last(reading: LayerReading) -> None:
+            visit(reading)
+            if reading.layer == layers[-1]:
+                raise _LastLayerRead
+
+        if return_type is not None:
+            return super()._run(token_ids, layers, visit, attention, return_type=return_type)
+        try:
+            super()._run(token_ids, layers, visit_to_the_last, attention, return_type=None)
+        except _LastLayerRead:
+            return None
+
+    def fused_refusal(self, layers: Sequence[int]) -> str | None:
+        """Why attention cannot be fused, found by trying: see `_try_fused`."""
+        hooked = sorted(layer for layer in self.attention_layers if self._is_hooked(layer))
+        if hooked:
+            return (
+                f"layers {ranges(hooked)} have hooks or edits in their attention, which would not "
+                "take part"
+            )
+        try:
+            self._try_fused(layers)
+        except NotFusedError as error:
+            return error.why
+        except UnsupportedModelError as error:
+            return str(error)
+        return None
+
+    def _is_hooked(self, layer: int) -> bool:
+        """Whether somebody sees or changes what happens inside attention."""
+        return any(
+            not (isinstance(hook, Edit) and not hook.is_active)
+            for point in self.model.blocks[layer].attn.modules()
+            if isinstance(point, HookPoint)
+            for hook in (*point._forward_hooks.values(), *point._forward_pre_hooks.values())
+        )
+
+    def _try_fused(self, layers: Sequence[int]) -> None:
+        """Runs a short prompt both ways and compares queries, keys and logits.
+
+        The Hugging Face modules could hold other weights than the bridge, or the bridge could
+        compute something else than they do. Where this passes, `_edit_at` holds the layers.
+
+        Raises:
+            UnsupportedModelError: One of the passes fails, or they differ.
+        """
+        if set(layers) <= self._edit_at.keys():
+            return
+        n_tokens = min(_TRIAL_TOKENS, self.trained_context, int(self.model.cfg.d_vocab))
+        is_fine = torch.finfo(self._dtype).eps <= torch.finfo(torch.float32).eps
+        tolerance = 1e-4 if is_fine else 2e-2
+        eager: dict[int, LayerReading] = {}
+        logits = self.read_logits(range(n_tokens), layers, lambda r: eager.update({r.layer: r}))
+
+        def compare(reading: LayerReading) -> None:
+            own = eager[reading.layer]
+            if own.route == "hook_rot":
+                for side in ("q", "k"):
+                    check(
+                        f"{side} of layer {reading.layer}",
+                        getattr(reading, side),
+                        getattr(own, side),
+                    )
+
+        def check(what: str, ours: Tensor, theirs: Tensor) -> None:
+            by_position = (ours - theirs).abs().flatten(1).amax(dim=1)
+            # Rounding can send single tokens to other experts; another computation shows in all.
+            off = (by_position.amax() if is_fine else by_position.median()) / theirs.abs().max()
+            if ours.shape != theirs.shape or not off <= tolerance:
+                raise NotFusedError(
+                    f"{what} would differ by {float(off):.1e} from what the bridge computes"
+                )
+
+        self._edit_at.update({layer: reading.edit_at for layer, reading in eager.items()})
+        try:
+            check("logits", self.read_logits(range(n_tokens), layers, compare, "fused"), logits)
+        except UnsupportedModelError:
+            self._edit_at.clear()
+            raise
+
+    @cached_property
+    def _edit_at(self) -> dict[int, tuple[EditPoint, EditPoint]]:
+        """Where each layer that can be read in a fused pass can be edited in another."""
+        return {}
+
+    def _fused(
+        self, layers: Sequence[int], visit: Callable[[LayerReading], None]
+    ) -> AbstractContextManager[None]:
+        """Fused attention in all layers, those that are read being visited."""
+        self._try_fused(layers)
+        config = _text_config(self.model.original_model.config)
+        attentions = {layer: self.model.blocks[layer].attn for layer in self.attention_layers}
+        windows = {
+            layer: _window(attn.original_component, config, layer)
+            for layer, attn in attentions.items()
+        }
+
+        def take(fused: FusedLayer) -> None:
+            visit(self._fused_reading(fused, windows[fused.layer]))
+
+        visits = dict.fromkeys(layers, take)
+        return fused_attention(attentions, windows, visits, _configs_of(self.model))
+
+    def _fused_reading(self, fused: FusedLayer, window: int | None) -> LayerReading:
+        layer, sampled = fused.layer, fused.sampled
+        after = torch.cat([fused.q, fused.k], dim=1)
+        cos, sin = self._tables(layer, {"hook_cos": fused.cos, "hook_sin": fused.sin}, len(after))
+        if len(after) > 1 and torch.equal(fused.before, after):
+            cos = sin = None  # a layer without RoPE is given them as well
+        attn = self.model.blocks[layer].attn.original_component
+        return LayerReading(
+            layer=layer,
+            route="hook_rot",
+            q=fused.q,
+            k=fused.k,
+            rotary_start=int(getattr(attn, "qk_nope_head_dim", None) or 0),
+            sample=(fused.before, after),
+            cos=cos,
+            sin=sin,
+            inv_freq_candidates=self._candidates(),
+            scores=sampled.scores,
+            pattern=sampled.pattern,
+            scale=fused.scale,
+            softcap=fused.softcap,
+            sinks=fused.sinks,
+            window=window,
+            trained_context=self.trained_context,
+            edit_at=self._edit_at[layer],
+            rows=sampled.rows,
+            output_error=sampled.output_error,
+        )
 
     def _reading(self, layer: int, seen: dict[str, Tensor]) -> LayerReading:
         if "hook_pattern" not in seen or "hook_attn_scores" not in seen:
@@ -228,11 +417,11 @@ class BridgeHost(Host):
                     )
                 tables.append(value.reshape(-1, *value.shape[-2:])[0])
             return tables[0], tables[1]
-        for name, buffer in self.model.original_model.named_buffers():
-            if name.endswith(
-                "embed_positions"
-            ):  # GPT-J keeps sines, then cosines, of all positions
-                sin, cos = buffer[:n_pos].to(seen["hook_pattern"].device).chunk(2, dim=-1)
+        for module in self._rotary_modules:
+            # GPT-J keeps sines, then cosines, of all positions.
+            table = module._buffers.get("embed_positions")
+            if table is not None:
+                sin, cos = table[:n_pos].to(seen["hook_pattern"].device).chunk(2, dim=-1)
                 return cos, sin
         return None, None
 
@@ -272,12 +461,22 @@ class BridgeHost(Host):
         look_first = attn.register_forward_pre_hook(look, with_kwargs=True)
         return [*handles, look_first], tables
 
+    @cached_property
+    def _rotary_modules(self) -> list[torch.nn.Module]:
+        """Modules with frequencies or tables of angles; some set these anew as they run."""
+        return [
+            module
+            for module in self.model.original_model.modules()
+            if any("inv_freq" in name or name == "embed_positions" for name in module._buffers)
+        ]
+
     def _candidates(self) -> tuple[np.ndarray, ...]:
         """Every `inv_freq` that the model's rotary modules hold."""
         return tuple(
             buffer.detach().double().cpu().numpy()
-            for name, buffer in self.model.original_model.named_buffers()
-            if "inv_freq" in name and buffer.ndim == 1
+            for module in self._rotary_modules
+            for name, buffer in module._buffers.items()
+            if "inv_freq" in name and buffer is not None and buffer.ndim == 1
         )
 
     def _refusal(self, layer: int, why: str) -> UnsupportedModelError:
@@ -287,6 +486,25 @@ class BridgeHost(Host):
             f"TransformerBridge: {why}; try HookedTransformer of transformer-lens 3.9, or another "
             "model"
         )
+
+
+class _LastLayerRead(BaseException):
+    """Ends a pass of which nothing more is wanted; no `except Exception` is to stop it."""
+
+
+def _configs_of(model: Any) -> list[Any]:
+    """Every configuration that a Hugging Face model's modules read, the outermost first."""
+    root = model.original_model
+    found = {id(root.config): root.config}
+    for config in (root.config, *(getattr(module, "config", None) for module in root.modules())):
+        for part in (config, *(getattr(config, key, None) for key in _parts(config))):
+            if hasattr(part, "_attn_implementation"):
+                found.setdefault(id(part), part)
+    return list(found.values())
+
+
+def _parts(config: Any) -> Iterable[str]:
+    return getattr(config, "sub_configs", None) or ()
 
 
 def _text_config(config: Any) -> Any:

@@ -17,23 +17,34 @@ def as_before(model: Any) -> Iterator[None]:
     Rotary tables grow with the longest prompt and some scalings switch on it, so a forward pass of
     ours would otherwise change what the caller's next one computes.
     """
-    root = getattr(model, "original_model", model)
-    modules = {id(m): m for owner in (model, root) for m in owner.modules()}.values()
-    training = [(m, m.training) for m in modules]
+    modules = _modules_of(model, getattr(model, "original_model", model))
+    training = [m for m in modules if m.training]
     rotary = [
         _RotaryState(m)
         for m in modules
-        if any("inv_freq" in name or "rotary_" in name for name in m._buffers)
+        if m._buffers and any("inv_freq" in name or "rotary_" in name for name in m._buffers)
     ]
     try:
-        for m, _ in training:
+        for m in training:
             m.training = False
         yield
     finally:
-        for m, flag in training:
-            m.training = flag
+        for m in training:
+            m.training = True
         for state in rotary:
             state.restore()
+
+
+def _modules_of(*roots: torch.nn.Module) -> list[torch.nn.Module]:
+    """Each module once; `Module.modules` passes every one up through all the levels above it."""
+    found: dict[int, torch.nn.Module] = {}
+    to_visit = list(roots)
+    while to_visit:
+        module = to_visit.pop()
+        if id(module) not in found:
+            found[id(module)] = module
+            to_visit.extend(child for child in module._modules.values() if child is not None)
+    return list(found.values())
 
 
 class _RotaryState:

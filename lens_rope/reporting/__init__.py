@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from lens_rope.reporting.gather import StageProgress
     from lens_rope.reporting.prompts import NamedText
     from lens_rope.reporting.source import ModelSource
+    from lens_rope.streaming import AttentionChoice
 
 Format = Literal["html", "json", "csv"]
 """What a report can be written as."""
@@ -125,6 +126,7 @@ def report(
     context: int | None = None,
     names: Iterable[str] | None = None,
     interventions: bool = True,
+    attention: AttentionChoice = "auto",
     progress: StageProgress | None = None,
 ) -> Report:
     """Reads a model on some prompts and reports how it uses its rotary frequencies.
@@ -141,7 +143,11 @@ def report(
         context: Trained context in tokens, in place of the model's own; cycles are counted over it.
         names: A name per prompt.
         interventions: Whether to run the first prompt again without the best pair of each sink
-            head, and without random others, to see what the model makes of it.
+            head, and without random others, to see what the model makes of it. On a longer prompt
+            than 2,048 tokens this is done on its first 2,048.
+        attention: How the model computes attention while it is read: `eager` as it always does,
+            `fused` without forming all scores of a layer at once, and `auto` eager where these take
+            little room, see `capture`.
         progress: Called as `progress(stage, done, total)`.
 
     Returns:
@@ -149,7 +155,7 @@ def report(
 
     Raises:
         InputError: A layer, head or other argument is out of range.
-        PromptError: A prompt is empty or longer than the model's context.
+        PromptError: A prompt is empty, or longer than the model can run.
         UnsupportedModelError: The model has no RoPE, or cannot be read.
         VerificationError: What was read does not reproduce the model's scores.
     """
@@ -159,7 +165,7 @@ def report(
     return Report(
         gather(
             model, prompts, layers=layers, heads=heads, max_tokens=max_tokens, context=context,
-            names=names, interventions=interventions, progress=progress,
+            names=names, interventions=interventions, attention=attention, progress=progress,
         )
     )  # fmt: skip
 

@@ -31,6 +31,7 @@ from lens_rope.usage import LayerUsage, merge_usage, pair_usage
 if TYPE_CHECKING:
     from lens_rope.records import LayerCapture
     from lens_rope.spec import LayerRope
+    from lens_rope.targets import Target
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +76,10 @@ class LayerAnalysis:
 
 
 def analyse(
-    record: LayerCapture, token_ids: Sequence[int], rope: LayerRope | None = None
+    record: LayerCapture,
+    token_ids: Sequence[int],
+    rope: LayerRope | None = None,
+    targets: Sequence[Target] | None = None,
 ) -> LayerAnalysis:
     """Everything that a report keeps of one layer on one prompt.
 
@@ -85,8 +89,10 @@ def analyse(
         rope: The rotation that offsets are of, that of the report's first prompt. Where this
             prompt is rotated in another way, pairs do not mean the same, and its offsets are those
             of no token. None takes the prompt's own.
+        targets: The prompt's `pattern_targets` in this layer, where they are at hand: layers with
+            the same window share them.
     """
-    targets = pattern_targets(token_ids, record.rope)
+    targets = pattern_targets(token_ids, record.rope) if targets is None else targets
     attention = read_attention(record, targets)
     shares = head_shares(record, attention)
     left_out = sink_positions(attention)

@@ -38,6 +38,7 @@ from lens_rope.reporting.write import (
 if TYPE_CHECKING:
     from lens_rope.models import Backend
     from lens_rope.reporting.gather import StageProgress
+    from lens_rope.streaming import AttentionChoice
 
 Status = Literal["done", "skipped", "failed"]
 
@@ -74,6 +75,7 @@ class BatchOptions:
             or to the model's context where that is shorter.
         context: Trained context in tokens, in place of the model's own.
         interventions: Whether to run the first prompt again without the best pairs.
+        attention: How the models compute attention while they are read.
         backend: How to run the models.
         device: Where to run them; None is the best there is.
         dtype: Their precision.
@@ -84,6 +86,7 @@ class BatchOptions:
     max_tokens: int | None = None
     context: int | None = None
     interventions: bool = True
+    attention: AttentionChoice = "auto"
     backend: Backend = "auto"
     device: str | None = None
     dtype: str = "float32"
@@ -96,6 +99,7 @@ class BatchOptions:
             "max_tokens": self.max_tokens,
             "context": self.context,
             "interventions": self.interventions,
+            "attention": self.attention,
             "backend": self.backend,
             "device": self.device,
             "dtype": self.dtype,
@@ -274,7 +278,8 @@ def _make(
         max_tokens = min(DEFAULT_MAX_TOKENS, host_of(loaded).max_tokens)
     made = report(
         loaded, prompts, layers=options.layers, heads=options.heads, max_tokens=max_tokens,
-        context=options.context, interventions=options.interventions, progress=progress,
+        context=options.context, interventions=options.interventions,
+        attention=options.attention, progress=progress,
     )  # fmt: skip
     known = made.data.provenance
     if known is not None and known.prompts_sha256 != prompts.sha256:

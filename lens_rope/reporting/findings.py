@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from lens_rope.reporting.facts import (
     single_pair,
     standing_out,
 )
-from lens_rope.sink_heads import COLLAPSED
+from lens_rope.sink_heads import COLLAPSED, REMOVAL_QUERIES
 from lens_rope.sinks import MIN_TOKENS
 from lens_rope.spec import ranges
 from lens_rope.spectrum import NEAR_ZERO
@@ -87,7 +88,9 @@ def notes(data: ReportData) -> tuple[str, ...]:
     read = [rope.layer for rope in data.rope.layers]
     if len(read) < data.model.n_layers:
         out.append(f"Only layers {ranges(read)} of {data.model.n_layers} were read.")
-    for entry in (data.bounds.notes, data.left_out):
+    out += _reading_notes(data)
+    ablated = () if data.ablation is None else data.ablation.notes
+    for entry in (data.bounds.notes, ablated, data.left_out):
         out.extend(note for note in entry if note != NOTHING_STRONG)
     unread = [entry.layer for entry in data.spectra if not entry.pre.has_enough_tokens]
     if unread:
@@ -105,14 +108,61 @@ def notes(data: ReportData) -> tuple[str, ...]:
     return tuple(out)
 
 
+def _reading_notes(data: ReportData) -> list[str]:
+    """Prompts beyond the trained context, and layers that were not compared on all queries."""
+    out = []
+    context = max((rope.trained_context for rope in data.rope.layers), default=0)
+    longer = sum(prompt.n_tokens > context for prompt in data.prompts)
+    if longer:
+        which = (
+            "The prompt is" if len(data.prompts) == 1
+            else f"{longer} of {len(data.prompts)} prompts are"
+        )  # fmt: skip
+        out.append(
+            f"{which} longer than the trained context of {context:,} tokens; positions beyond it "
+            "are outside of what the model was trained on."
+        )
+    fused = [check for check in data.checks if not math.isnan(check.output)]
+    if fused:
+        on = _sampled(data) or "all queries"
+        out.append(
+            f"Layers {ranges(check.layer for check in fused)} were read in a fused pass, which "
+            "never forms all scores of a layer at once: the model's own attention was formed for "
+            f"{on}, and the attention output of the pass is the same there within "
+            f"{max(check.output for check in fused):.1e} (relative)."
+        )
+    sampled = [
+        sink for sink in data.sinks
+        if sink.share_without_error.size and (sink.share_without_error > 0).any()
+    ]  # fmt: skip
+    largest = max((sink.share_without_best_error for sink in sampled), default=0.0)
+    if largest > 0:
+        out.append(
+            f"What removing a pair does to a sink was told from {REMOVAL_QUERIES} evenly spaced "
+            f"queries of each longer prompt; the standard error of the share without the best "
+            f"pair is at most {largest:.1g}."
+        )
+    return out
+
+
+def _sampled(data: ReportData) -> str:
+    """On how many queries scores were compared with the model's own; empty where on all."""
+    fewest = [n for check in data.checks if (n := check.checked_queries) is not None]
+    if not fewest:
+        return ""
+    some = "of the prompt" if len(data.prompts) == 1 else "of each longer prompt"
+    return f"a sample of {min(fewest):,} queries {some}"
+
+
 def _verified(data: ReportData) -> str:
     worst = max(data.checks, key=lambda check: check.relative_error)
     routes = sorted({check.route for check in data.checks})
     how = " or ".join(_ROUTES.get(route, route) for route in routes)
+    on = f", on {sampled}" if (sampled := _sampled(data)) else ""
     return (
         f"Verified: the attention scores of {count(len(data.checks), 'layer')} × "
         f"{count(data.model.n_heads, 'head')}, rebuilt from queries and keys {how}, match the "
-        f"model's own within {worst.relative_error:.1e} (relative error, worst in layer "
+        f"model's own within {worst.relative_error:.1e}{on} (relative error, worst in layer "
         f"{worst.layer}; {data.tolerance:.0e} is accepted)."
     )
 

@@ -88,6 +88,7 @@ def finish(result: ShardResult) -> ReportData:
                 "max_tokens": options.max_tokens,
                 "context": options.context,
                 "interventions": options.interventions,
+                "attention": options.attention,
             },
             device=result.device,
             prompts_sha256=checksum(summary.sha256 for summary in summaries),

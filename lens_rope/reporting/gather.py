@@ -1,9 +1,9 @@
-"""From a model and prompts to the numbers of a report, one prompt at a time.
+"""From a model and prompts to the numbers of a report, one layer of one prompt at a time.
 
-Each prompt runs once. Its layers are reduced to numbers that add up over prompts in any order, and
-its queries and keys are dropped. What is shown of the first prompt alone is made while it is there:
-the gallery, a prompt of repeated random tokens that tells induction heads, and another run without
-the best pair of each sink head.
+Each prompt runs once. Each of its layers is reduced to numbers that add up over prompts in any
+order, and its queries and keys are dropped before the next layer runs. Of the first prompt some
+heads are kept for what is shown of it alone: the gallery, and another run without the best pair of
+each sink head; a prompt of repeated random tokens tells induction heads.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lens_rope.capturing import capture, model_shape, token_rows
+from lens_rope.capturing import model_shape, token_rows
 from lens_rope.errors import InputError, PromptError
 from lens_rope.hosts import host_of
+from lens_rope.patterns import pattern_targets
 from lens_rope.reporting.analysis import LayerAnalysis, analyse, merge
 from lens_rope.reporting.data import PromptSummary, ReportData
 from lens_rope.reporting.finishing import finish
-from lens_rope.reporting.first_prompt import StageProgress, first_prompt, staged
+from lens_rope.reporting.first_prompt import FirstReader, StageProgress, staged
 from lens_rope.reporting.prompts import NamedText, prompt_digest
 from lens_rope.reporting.sample import SAMPLE_NAME, sample_text
 from lens_rope.reporting.shard import (
@@ -30,15 +31,17 @@ from lens_rope.reporting.shard import (
     common_tokens,
     worst_check,
 )
+from lens_rope.spec import RopeSpec
 from lens_rope.spectrum import layer_keys, merge_keys, no_keys
-from lens_rope.streaming import checked_layers
+from lens_rope.streaming import AttentionChoice, LayerStream, Visit, checked_layers, refuse_long
 
 if TYPE_CHECKING:
     from jaxtyping import Int
 
-    from lens_rope.records import LayerCheck, ModelInfo, RotaryCapture
-    from lens_rope.spec import RopeSpec
+    from lens_rope.records import LayerCapture, LayerCheck, ModelInfo, Prompt
+    from lens_rope.spec import LayerRope
     from lens_rope.spectrum import KeyMoments
+    from lens_rope.targets import Target
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,7 @@ def gather(
     context: int | None = None,
     names: Iterable[str] | None = None,
     interventions: bool = True,
+    attention: AttentionChoice = "auto",
     progress: StageProgress | None = None,
 ) -> ReportData:
     """Reads every prompt and adds up what the report shows.
@@ -81,11 +85,12 @@ def gather(
         names: A name per prompt.
         interventions: Whether to run the first prompt again without the best pair of each sink
             head, and without random others.
+        attention: How the model computes attention while it is read, as for `capture`.
         progress: Called as `progress(stage, done, total)`.
 
     Raises:
         InputError: A layer, head or other argument is out of range.
-        PromptError: A prompt is empty or longer than the model's context.
+        PromptError: A prompt is empty, or longer than the model can run.
         UnsupportedModelError: The model has no RoPE, or cannot be read.
         VerificationError: What was read does not reproduce the model's scores.
     """
@@ -95,6 +100,7 @@ def gather(
         max_tokens=max_tokens,
         context=context,
         interventions=interventions,
+        attention=attention,
     )
     _check_options(model, options)
     found, total = _prompts(model, prompts, names, max_tokens)
@@ -123,13 +129,15 @@ def read_shard(
 
     Raises:
         InputError: An option is out of range.
-        PromptError: There is no prompt, or one is empty or longer than the model's context.
+        PromptError: There is no prompt, or one is empty or longer than the model can run.
         UnsupportedModelError: The model has no RoPE, or cannot be read.
         VerificationError: What was read does not reproduce the model's scores.
     """
     _check_options(model, options)
+    stream = LayerStream(
+        model, options.layers, context=options.context, attention=options.attention
+    )
     sums = _Sums(options.rope)
-    info: ModelInfo | None = None
     first: FirstPrompt | None = None
     for done, prompt in enumerate(prompts, start=1):
         stage = (
@@ -137,20 +145,20 @@ def read_shard(
             else f"reading {done}/{total}" if total
             else f"reading prompt {done}"
         )  # fmt: skip
-        qk = capture(
-            model, torch.tensor(_row(model, prompt)), options.layers, names=[prompt.name],
-            max_tokens=options.max_tokens, context=options.context,
-            progress=staged(progress, stage),
-        )  # fmt: skip
-        info = info or qk.model
-        analyses = sums.add(prompt, qk, staged(progress, stage.replace("reading", "summing up", 1)))
-        if prompt.index == 0:
-            first = first_prompt(model, qk, analyses, options, progress)
-        del qk  # the next prompt needs the room
-    if info is None or sums.rope is None:
+        read = stream.prompt(prompt.name, _row(model, prompt), options.max_tokens)
+        reader = FirstReader(read, options) if prompt.index == 0 else None
+        visit = sums.visitor(prompt, read, stream, reader, staged(progress, stage))
+        if reader is not None and reader.needs_loss:
+            reader.add_logits(stream.run_to_logits(read, visit))
+        else:
+            stream.run(read, visit)
+        sums.end_prompt(stream)
+        if reader is not None:
+            first = reader.done(model, stream, progress)
+    if sums.model is None or sums.rope is None:
         raise PromptError("there is no prompt; give at least one text")
     return ShardResult(
-        model=info,
+        model=sums.model,
         device=str(next(model.parameters()).device),
         options=options,
         prompts=tuple(sums.summaries),
@@ -168,6 +176,7 @@ class _Sums:
     """What is kept while prompts are read: one prompt's numbers at a time, and the sums."""
 
     def __init__(self, rope: RopeSpec | None) -> None:
+        self.model: ModelInfo | None = None
         self.rope = rope
         self.same_rope = True
         self.summaries: list[tuple[int, PromptSummary]] = []
@@ -175,38 +184,60 @@ class _Sums:
         self.layers: dict[int, LayerAnalysis] = {}
         self.checks: dict[int, LayerCheck] = {}
         self.keys: dict[int, KeyMoments] = {}
+        self._ropes: list[LayerRope] = []
 
-    def add(
-        self, prompt: ShardPrompt, qk: RotaryCapture, progress: Callable[[int, int], None] | None
-    ) -> tuple[LayerAnalysis, ...]:
-        """Adds one prompt; returns its own numbers, by layer."""
-        read = qk.prompts[0]
+    def visitor(
+        self,
+        prompt: ShardPrompt,
+        read: Prompt,
+        stream: LayerStream,
+        first: FirstReader | None,
+        progress: Callable[[int, int], None] | None,
+    ) -> Visit:
+        """What takes the layers of one prompt, adds them up and lets them go."""
         digest = prompt_digest(prompt.name, prompt.content)
         summary = PromptSummary(read.name, len(read), read.cut_from, read.starts_with_bos, digest)
         self.summaries.append((prompt.index, summary))
         self.tokens = common_tokens([self.tokens, read.tokens])
-        self.rope = self.rope or qk.rope()
-        own = []
-        for done, record in enumerate(qk.records[0], start=1):
-            layer = record.rope.layer
-            rope = self.rope[layer]
-            new = analyse(record, read.token_ids, rope)
-            own.append(new)
-            check = record.check
-            if layer in self.layers:
-                new = merge([self.layers[layer], new])
-                check = worst_check([self.checks[layer], check])
-            self.layers[layer], self.checks[layer] = new, check
-            keys = layer_keys(record)
-            if record.rope.same_rotation(rope):
-                known = [self.keys[layer]] if layer in self.keys else []
-                self.keys[layer] = merge_keys([*known, keys])
-            else:
-                self.same_rope = False
-                self.keys.setdefault(layer, no_keys(keys))
+        self._ropes = []
+        targets: dict[int | None, tuple[Target, ...]] = {}
+
+        def visit(record: LayerCapture) -> None:
+            self.model = self.model or stream.info(record)
+            self._ropes.append(record.rope)
+            window = record.rope.window
+            if window not in targets:
+                targets[window] = pattern_targets(read.token_ids, record.rope)
+            rope = record.rope if self.rope is None else self.rope[record.rope.layer]
+            own = analyse(record, read.token_ids, rope, targets[window])
+            self._add(record, own, rope)
+            if first is not None:
+                first.add(record, own)
             if progress is not None:
-                progress(done, len(qk.layer_indices))
-        return tuple(own)
+                progress(len(self._ropes), len(stream.layers))
+
+        return visit
+
+    def end_prompt(self, stream: LayerStream) -> None:
+        """Every layer of the prompt was read; the rotation of the first one is the report's."""
+        if len(self.summaries) == 1:
+            stream.refuse_unrotated(self._ropes)
+        if self.rope is None:
+            self.rope = RopeSpec(stream.host.info.name, tuple(self._ropes))
+
+    def _add(self, record: LayerCapture, new: LayerAnalysis, rope: LayerRope) -> None:
+        layer, check = record.rope.layer, record.check
+        if layer in self.layers:
+            new = merge([self.layers[layer], new])
+            check = worst_check([self.checks[layer], check])
+        self.layers[layer], self.checks[layer] = new, check
+        keys = layer_keys(record)
+        if record.rope.same_rotation(rope):
+            known = [self.keys[layer]] if layer in self.keys else []
+            self.keys[layer] = merge_keys([*known, keys])
+        else:
+            self.same_rope = False
+            self.keys.setdefault(layer, no_keys(keys))
 
 
 def _check_options(model: Any, options: ReadOptions) -> None:
@@ -260,7 +291,7 @@ def _prompts(
         raise InputError(f"{len(names)} names for {len(contents)} prompts; give one each")
     total = 0
     for prompt in _paired(contents, names):
-        _refuse_long(model, prompt, max_tokens)
+        refuse_long(host_of(model), prompt.name, len(_row(model, prompt)[:max_tokens]))
         total += 1
     return _paired(contents, names), total
 
@@ -297,12 +328,3 @@ def _row(model: Any, prompt: ShardPrompt) -> list[int]:
     if not row:
         raise PromptError(f"{prompt.name} has no token in the model's vocabulary; give other text")
     return row
-
-
-def _refuse_long(model: Any, prompt: ShardPrompt, max_tokens: int | None) -> None:
-    limit, length = host_of(model).max_tokens, len(_row(model, prompt)[:max_tokens])
-    if length > limit:
-        raise PromptError(
-            f"{prompt.name} has {length} tokens and the context of {model_shape(model).name} is "
-            f"{limit}; shorten it or cut it to a maximum of tokens"
-        )

@@ -75,6 +75,8 @@ def to_dict(data: ReportData) -> dict[str, Any]:
                     "pattern_error": value(check.pattern),
                     "norm_error": value(check.norm),
                     "angle_error": value(check.angle),
+                    "checked_queries": check.checked_queries,
+                    "output_error": value(check.output),
                 }
                 for check in data.checks
             ],
@@ -211,12 +213,18 @@ def sink_to_dict(sink: SinkHead) -> dict[str, Any]:
                 "lift": value(sink.advantage.lift[pair]),
                 "push": value(sink.advantage.push[pair]),
                 "share_after_removal": value(sink.share_without[pair]),
+                "share_after_removal_error": _error(sink, pair),
             }
             for pair in sink.advantage.strongest(TOP_PAIRS)
         ],
         "share_after_removal_of_two": value(sink.share_without_two),
         "control_share": value(sink.control_share),
     }
+
+
+def _error(sink: SinkHead, pair: int) -> float | None:
+    """Standard error of the share after removal of a pair; None where it is not known."""
+    return value(sink.share_without_error[pair]) if sink.share_without_error.size else None
 
 
 def head_to_dict(head: HeadPattern) -> dict[str, Any]:

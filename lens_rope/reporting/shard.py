@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from lens_rope.records import LayerCheck, ModelInfo
     from lens_rope.reporting.data import GalleryHead, PromptSummary
     from lens_rope.spec import LayerRope, RopeSpec
+    from lens_rope.streaming import AttentionChoice
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class ReadOptions:
         context: Trained context in tokens, in place of the model's own.
         interventions: Whether to run the first prompt again without the best pair of each sink
             head, and without random others.
+        attention: How the model computes attention while it is read, as for `capture`.
         rope: The rotation that offsets and key spectra are of, that of prompt 0. None takes that of
             the shard's first prompt, which is the same unless the rotation depends on the prompt's
             length; then shards that do not hold prompt 0 need it.
@@ -48,6 +50,7 @@ class ReadOptions:
     max_tokens: int | None = None
     context: int | None = None
     interventions: bool = True
+    attention: AttentionChoice = "auto"
     rope: RopeSpec | None = None
 
 
@@ -165,7 +168,11 @@ def common_tokens(tokens: Iterable[Sequence[str | None]]) -> tuple[str | None, .
 
 
 def worst_check(checks: Sequence[LayerCheck]) -> LayerCheck:
-    """The largest of each error; a check that could not be made (nan) does not count."""
+    """The largest of each error; a check that could not be made (nan) does not count.
+
+    `checked_queries` is the smallest number of queries that a fused pass was compared on, None
+    where every query of every prompt was.
+    """
 
     def worst(values: Sequence[float]) -> float:
         known = [value for value in values if not math.isnan(value)]
@@ -176,8 +183,12 @@ def worst_check(checks: Sequence[LayerCheck]) -> LayerCheck:
         checks[0],
         **{
             name: worst([getattr(check, name) for check in checks])
-            for name in ("score", "pattern", "norm", "angle")
+            for name in ("score", "pattern", "norm", "angle", "output")
         },
+        checked_queries=min(
+            (check.checked_queries for check in checks if check.checked_queries is not None),
+            default=None,
+        ),
         head_residual=tuple(max(values) for values in residuals),
     )
 

@@ -71,10 +71,12 @@ def _verification(data: ReportData) -> pd.DataFrame:
                 "norm_error": check.norm,
                 "angle_error": check.angle,
                 "max_residual": max(check.head_residual),
+                "checked_queries": check.checked_queries,
+                "output_error": check.output,
             }
             for check in data.checks
         ]
-    )
+    ).astype({"checked_queries": "Int64"})
 
 
 def _usage(data: ReportData) -> pd.DataFrame:
@@ -109,12 +111,17 @@ def features_of(data: ReportData) -> pd.DataFrame:
 
 
 def _sink_pairs(data: ReportData) -> pd.DataFrame:
-    columns = ["layer", "head", "pair", "wavelength", "lift", "push", "advantage", "share_without"]
+    columns = [
+        "layer", "head", "pair", "wavelength", "lift", "push", "advantage", "share_without",
+        "share_without_error",
+    ]  # fmt: skip
     frames = []
     for sink in data.sinks:
         # The pass-through comes last; it cannot be removed as a pair can.
         names, waves, without = _with_pass_through(sink.rope, sink.share_without)
         n = len(names)
+        error = sink.share_without_error
+        error = error if error.size else np.full(sink.rope.n_pairs, np.nan)
         frames.append(
             pd.DataFrame(
                 {
@@ -126,6 +133,7 @@ def _sink_pairs(data: ReportData) -> pd.DataFrame:
                     "push": sink.advantage.push[:n],
                     "advantage": (sink.advantage.lift + sink.advantage.push)[:n],
                     "share_without": without,
+                    "share_without_error": np.append(error, np.full(n - len(error), np.nan)),
                 }
             )
         )

@@ -39,7 +39,7 @@ class Stage:
 GROUND = Stage(
     "Common ground",
     "Under every stage: each formula and each word once, records, errors.",
-    ("errors", "quiet", "records", "rotation", "scores", "spec", "storage", "words"),
+    ("errors", "grams", "quiet", "records", "rotation", "scores", "spec", "storage", "words"),
 )
 FLOW = (
     Stage(
@@ -55,7 +55,7 @@ FLOW = (
     Stage(
         "Capture",
         "Fits the rotation, verifies each layer, or refuses.",
-        ("capturing", "fit", "streaming", "text", "verify"),
+        ("capturing", "fit", "memory", "streaming", "text", "verify"),
     ),
     Stage(
         "Decomposition",

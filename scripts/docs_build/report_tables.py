@@ -87,6 +87,14 @@ TABLES: dict[str, Table] = {
                 "Largest absolute difference between a score of the model and the sum of "
                 "contributions and pass-through, over all heads.",
             ),
+            "checked_queries": (
+                "count",
+                "Queries that were compared, the fewest over prompts; empty where all were.",
+            ),
+            "output_error": (
+                None,
+                "Error of the attention output of fused passes; empty where there was none.",
+            ),
         },
     ),
     "rope": Table(
@@ -197,6 +205,10 @@ TABLES: dict[str, Table] = {
                 "Minus the mean contribution of the best pair to all visible keys.",
             ),
             "share_without_best": (_SHARE, "Sink share without the best pair."),
+            "share_without_best_error": (
+                _SHARE,
+                "Its standard error from taking some of the queries, 0 where all were taken.",
+            ),
             "share_without_two": (_SHARE, "Sink share without the two strongest pairs."),
             "control_share": (
                 _SHARE,
@@ -216,6 +228,11 @@ TABLES: dict[str, Table] = {
             "share_without": (
                 _SHARE,
                 "Sink share without the pair; empty for the pass-through.",
+            ),
+            "share_without_error": (
+                _SHARE,
+                "Its standard error from taking some of the queries, 0 where all were taken; empty "
+                "for the pass-through.",
             ),
         },
     ),

@@ -1,0 +1,306 @@
+"""A fused pass on the bridge: the same queries, keys and rotation, and never all scores at once.
+
+Identity: attention computed in blocks by the Hugging Face model's own modules is attention computed
+score by score by the bridge. So `capture(..., attention="fused")` hands out what
+`capture(..., attention="eager")` does, logits included, and what transformers alone hands to its
+attention function; what cannot be shown to be so is refused.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import oracle
+import pytest
+import torch
+import transformers as hf
+import zoo
+from oracle import EXPECTED
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformer_lens.hook_points import HookPoint
+
+from lens_rope.ablation import ablate_frequencies
+from lens_rope.capturing import capture
+from lens_rope.errors import InputError, LensRopeError, VerificationError
+from lens_rope.fit import fit_rope, rotated
+from lens_rope.hosts import LayerReading, blocked, bridge_fused, host_of
+
+IS_FIRST_BRIDGE = int(importlib.metadata.version("transformer-lens").split(".")[0]) < 4
+NAMES = [name for name in EXPECTED if not (name == "cohere" and IS_FIRST_BRIDGE)]
+N_TOKENS = 100  # beyond every window and every original context of the zoo
+each_model = pytest.mark.parametrize("name", NAMES)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Tensors as small as these take longer to share out than to work on."""
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(n_threads)
+
+
+@pytest.fixture(autouse=True)
+def sample_of_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """40 of the 100 queries, so that what is not sampled is there to be read as well."""
+    monkeypatch.setattr(blocked, "MAX_SAMPLED_QUERIES", 40)
+
+
+def readings(model: Any, attention: Any) -> tuple[dict[int, LayerReading], torch.Tensor]:
+    """Every layer's reading, and the logits."""
+    host, seen = host_of(model), {}
+    logits = host.read_logits(
+        zoo.tokens(N_TOKENS)[0].tolist(),
+        host.attention_layers,
+        lambda reading: seen.update({reading.layer: reading}),
+        attention,
+    )
+    return seen, logits
+
+
+def off(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    """Largest difference relative to the largest true value."""
+    assert ours.shape == theirs.shape
+    return float((ours - theirs).abs().max() / theirs.abs().max())
+
+
+@each_model
+def test_queries_keys_and_rotation_are_those_of_an_eager_capture(name: str) -> None:
+    model, tokens = zoo.bridge(name), zoo.tokens(N_TOKENS)
+    eager, fused = (capture(model, tokens, attention=a) for a in ("eager", "fused"))
+    for layer in eager.layer_indices:
+        ours, theirs = fused.layer(layer), eager.layer(layer)
+        assert off(ours.q, theirs.q) < 1e-5
+        assert off(ours.k, theirs.k) < 1e-5
+        assert ours.scale == theirs.scale
+        assert ours.softcap == theirs.softcap
+        assert (ours.sinks is None) == (theirs.sinks is None)
+        if ours.sinks is not None and theirs.sinks is not None:
+            assert torch.equal(ours.sinks, theirs.sinks)
+        assert ours.rope.pairing == theirs.rope.pairing
+        assert ours.rope.rotary_dim == theirs.rope.rotary_dim
+        assert ours.rope.rotary_start == theirs.rope.rotary_start
+        assert ours.rope.window == theirs.rope.window == EXPECTED[name].windows[layer]
+        assert ours.rope.attention_factor == pytest.approx(theirs.rope.attention_factor, rel=1e-6)
+        np.testing.assert_allclose(ours.rope.inv_freq, theirs.rope.inv_freq, rtol=1e-6)
+        assert ours.check.checked_queries == 40
+        assert ours.check.output < 1e-5
+
+
+@each_model
+def test_queries_and_keys_are_those_of_transformers_alone(name: str) -> None:
+    fused = capture(zoo.bridge(name), zoo.tokens(N_TOKENS), attention="fused")
+    theirs = oracle.spy(zoo.hf_model(name, attention="spy"), zoo.tokens(N_TOKENS))
+    for layer, attention in enumerate(theirs):
+        assert off(fused.layer(layer).q.double(), torch.as_tensor(attention.q)) < 1e-5
+        assert off(fused.layer(layer).k.double(), torch.as_tensor(attention.k)) < 1e-5
+
+
+@each_model
+def test_logits_scores_and_patterns_are_those_of_an_eager_pass(name: str) -> None:
+    model = zoo.bridge(name)
+    eager, eager_logits = readings(model, "eager")
+    fused, fused_logits = readings(model, "fused")
+    assert fused.keys() == eager.keys()
+    assert off(fused_logits, eager_logits) < 1e-4
+    for layer, ours in fused.items():
+        theirs = eager[layer]
+        assert ours.rows is not None
+        assert ours.rows.tolist() == sorted(set(ours.rows.tolist()))
+        assert {0, N_TOKENS - 1} <= set(ours.rows.tolist())
+        assert (ours.pattern - theirs.pattern[:, ours.rows]).abs().max() < 1e-5
+        assert ours.output_error is not None
+        assert ours.output_error < 1e-5
+        q, k = rotated(ours, fit_rope(ours))
+        scores = torch.as_tensor(theirs.scores)[:, ours.rows]
+        if theirs.route == "hook_cos_pattern":  # it has no scores, and shows the pattern instead
+            k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+            scores = ours.scale * torch.einsum("mhd,nhd->hmn", q[ours.rows], k)
+        seen = torch.as_tensor(oracle.visible(N_TOKENS, ours.window))[ours.rows]
+        assert off(ours.scores[:, seen], scores[:, seen]) < 1e-5
+        assert (ours.scores[:, ~seen] == -torch.inf).all()
+
+
+class _Largest(TorchDispatchMode):
+    """The most elements that any result of an operation takes memory for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n_elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                n_bytes = leaf.untyped_storage().nbytes()
+                self.n_elements = max(self.n_elements, n_bytes // leaf.element_size())
+        return result
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gpt-oss", "gemma2"])
+def test_nothing_of_size_query_by_key_is_made(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocked, "MAX_SAMPLED_QUERIES", 16)
+    monkeypatch.setattr(blocked, "_BLOCK_BYTES", 2**18)
+    model, n_tokens = zoo.bridge(name), 1024
+    host = host_of(model)
+    assert host.fused_refusal([0]) is None
+    largest = {}
+    for attention in ("eager", "fused"):
+        with _Largest() as mode:
+            host.read(zoo.tokens(n_tokens)[0].tolist(), [0], lambda reading: None, attention)
+        largest[attention] = mode.n_elements
+    assert largest["eager"] >= 4 * n_tokens**2
+    # Not even one mask for all heads.
+    assert largest["fused"] < n_tokens**2 / 2
+
+
+@pytest.mark.parametrize("attention", ["eager", "fused"])
+@pytest.mark.parametrize("ends", ["well", "in an error"])
+def test_the_model_is_left_as_it_was(attention: Any, ends: str) -> None:
+    model = zoo.bridge("gemma3")
+    config: Any = model.original_model.config
+    host = host_of(model)
+    assert host.fused_refusal(host.attention_layers) is None
+
+    def state() -> tuple[Any, ...]:
+        points = [m for m in model.modules() if isinstance(m, HookPoint)]
+        return (
+            config._attn_implementation,
+            config.use_cache,
+            sum(len(p.fwd_hooks) + len(p._forward_hooks) for p in points),
+            [m for m in model.modules() if "forward" in vars(m)],
+            {name: buffer.sum() for name, buffer in model.original_model.named_buffers()},
+            model(zoo.tokens(20)).sum(),
+        )
+
+    def visit(reading: LayerReading) -> None:
+        if ends == "in an error" and reading.layer == 1:
+            raise KeyError("mine")
+
+    before = state()
+    try:
+        host.read(zoo.tokens(N_TOKENS)[0].tolist(), [0, 1], visit, attention)
+    except KeyError as error:
+        assert ends == "in an error"
+        assert error.args == ("mine",)
+    assert state() == before
+
+
+@pytest.mark.parametrize("attention", ["eager", "fused"])
+@pytest.mark.parametrize("last", [0, 1, 5])
+def test_nothing_runs_after_the_last_layer_that_is_read(attention: Any, last: int) -> None:
+    model = zoo.bridge("gemma3")
+    host, ran = host_of(model), []
+    assert host.fused_refusal([last]) is None
+    handles = [
+        block.attn.register_forward_pre_hook(lambda *args, layer=layer: ran.append(layer))
+        for layer, block in enumerate(model.blocks)
+    ]
+    handles.append(model.unembed.register_forward_pre_hook(lambda *args: ran.append("logits")))
+    try:
+        host.read(zoo.tokens(20)[0].tolist(), [last], lambda reading: None, attention)
+    finally:
+        for handle in handles:
+            handle.remove()
+    assert ran == list(range(last + 1))
+
+
+@pytest.mark.parametrize("n_tokens", [1, 3])
+@pytest.mark.parametrize("name", ["llama", "gpt-oss", "smollm3"])
+def test_short_prompts(name: str, n_tokens: int) -> None:
+    model, tokens = zoo.bridge(name), zoo.tokens(n_tokens)
+    eager, fused = (capture(model, tokens, attention=a) for a in ("eager", "fused"))
+    for layer in eager.layer_indices:
+        assert off(fused.layer(layer).q, eager.layer(layer).q) < 1e-5
+        assert off(fused.layer(layer).k, eager.layer(layer).k) < 1e-5
+        ours, theirs = fused.layer(layer).rope, eager.layer(layer).rope
+        assert (ours.pairing, ours.rotary_dim) == (theirs.pairing, theirs.rotary_dim)
+        np.testing.assert_allclose(ours.inv_freq, theirs.inv_freq, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt-neox", "qwen3"])
+def test_half_precision(name: str) -> None:
+    model = zoo.bridge_of(zoo.hf_model(name).to(torch.bfloat16), name)
+    eager, fused = (capture(model, zoo.tokens(N_TOKENS), attention=a) for a in ("eager", "fused"))
+    for layer in eager.layer_indices:
+        assert off(fused.layer(layer).k, eager.layer(layer).k) < 2e-2
+        assert fused.layer(layer).rope.pairing == eager.layer(layer).rope.pairing
+        np.testing.assert_allclose(
+            fused.layer(layer).rope.inv_freq, eager.layer(layer).rope.inv_freq, rtol=1e-3
+        )
+
+
+def test_what_is_attached_to_attention_is_not_passed_over() -> None:
+    model = zoo.bridge("llama")
+    assert host_of(model).fused_refusal([1]) is None
+    with model.hooks(fwd_hooks=[("blocks.0.attn.hook_pattern", lambda value, hook: value * 0)]):
+        why = host_of(model).fused_refusal([1])
+        assert why is not None
+        assert "layers 0 have hooks or edits" in why
+        with pytest.raises(InputError, match="hooks or edits"):
+            capture(model, zoo.tokens(20), [1], attention="fused")
+    with ablate_frequencies(model, {(0, 1): [2]}):
+        assert host_of(model).fused_refusal([1]) is not None
+    assert host_of(model).fused_refusal([1]) is None
+
+
+def test_a_bridge_that_computes_something_else_is_refused() -> None:
+    """The modules that a fused pass runs are not those whose hooks are shown."""
+    model = zoo.bridge_of(zoo.hf_model("gpt-neox"), "gpt-neox")
+    with torch.no_grad():
+        # The bridge has split this weight, and runs its own copies.
+        model.blocks[0].attn.original_component.query_key_value.weight.mul_(1.5)
+    why = host_of(model).fused_refusal([0])
+    assert why is not None
+    assert "from what the bridge computes" in why
+
+
+@pytest.mark.parametrize("name", ["falcon"])
+def test_what_does_not_let_attention_be_replaced_is_refused(name: str) -> None:
+    import matrix
+
+    model = zoo.bridge_of(zoo.hf_model(name, config=matrix._config(name)), name)
+    with pytest.raises(InputError, match="its attention function cannot be replaced"):
+        capture(model, zoo.tokens(20), attention="fused")
+
+
+def _own(module: Any, query: Any, key: Any, value: Any, mask: Any, **kwargs: Any) -> Any:
+    return hf.models.llama.modeling_llama.eager_attention_forward(
+        module, query, key, value, mask, **{**kwargs, "scaling": 1.1 * kwargs["scaling"]}
+    )
+
+
+def test_another_scale_in_the_models_eager_attention_is_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = zoo.bridge_of(zoo.hf_model("qwen2"), "qwen2")
+    monkeypatch.setattr(hf.models.qwen2.modeling_qwen2, "eager_attention_forward", _own)
+    with pytest.raises(VerificationError, match=r"output|pattern"):
+        capture(model, zoo.tokens(N_TOKENS), attention="fused")
+
+
+@pytest.mark.parametrize("config", [{"sliding_window": None}, {"sliding_window": 40}])
+def test_a_window_that_the_mask_does_not_have_is_refused(config: dict[str, Any]) -> None:
+    model = zoo.bridge_of(zoo.hf_model("mistral"), "mistral")
+    host = host_of(model)
+    assert host.fused_refusal([0]) is None
+    text_config = model.original_model.config
+    # The model builds its mask from this; what is attended to is taken from the attention module.
+    attn = model.blocks[0].attn.original_component
+    attn.sliding_window = 16
+    for key, value in config.items():
+        setattr(text_config, key, value)
+    with pytest.raises(LensRopeError, match="hides other keys than window"):
+        host.read(zoo.tokens(N_TOKENS)[0].tolist(), [0], lambda reading: None, "fused")
+
+
+def test_the_attention_function_is_only_for_modules_in_a_fused_pass() -> None:
+    hf.AttentionInterface.register(bridge_fused._NAME, bridge_fused._attention)
+    hf.AttentionMaskInterface.register(bridge_fused._NAME, bridge_fused._mask)
+    model = zoo.hf_model("llama", attention=bridge_fused._NAME)
+    with pytest.raises(bridge_fused.NotFusedError, match="nobody asked"):
+        model(zoo.tokens(20))
