@@ -10,7 +10,7 @@ factor through the keys, `sum_n W[m, n] (q[m] . k[n]) = q[m] . (W k)[m]`, compon
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 
 _CHUNK = 2**22
 """Key heads are taken together as long as their queries, keys and targets have fewer values."""
+
+_PRODUCTS = 2**15
+"""Products of queries and the keys of one target that are formed at a time: with those of a few
+targets they fit the cache. Whatever the number of targets, so that sums are in the same order."""
 
 _SLOTS = 8192
 """How many entries of a user's weights are added up at a time."""
@@ -160,23 +164,28 @@ def _advantages(
         rows[index, torch.as_tensor(target.queries)] = 1.0
     # The rows over which the mean key is taken: of each target, and of what each head attends to,
     # which as a rule is the same for all heads.
-    kept = rows[:0] if attended is None else attended.kept.unique(dim=0).double()
+    kept = rows[:0] if attended is None else _distinct(attended.kept).double()
     rows = torch.cat([rows, kept])
     lift = torch.zeros(len(targets), n_kv, groups, d_head, dtype=torch.float64)
     mean = lift.new_zeros(len(rows), n_kv, groups, d_head)
+    stretches = _Stretches(targets, n_pos, rope.window)
     step = max(1, _CHUNK // (n_pos * d_head * (groups + 4)))
     for start in range(0, n_kv, step):
         kv = slice(start, start + step)
         keys = k[:, kv].double()
-        queries = q.unflatten(1, (n_kv, groups))[:, kv].double()
-        total = _running(keys)
-        pushed = queries * _visible_means(total, rope.window)[:, :, None]
-        mean[:, kv] = (rows @ pushed.flatten(1)).unflatten(1, pushed.shape[1:])
-        for index, target in enumerate(targets):
-            at_target = torch.zeros_like(keys)
-            at_target[_index(target.queries)] = _target_means(keys, total, target)
-            torch.mul(queries, at_target[:, :, None], out=pushed)
-            lift[index, kv] = pushed.sum(dim=0)
+        queries = q.unflatten(1, (n_kv, groups))[:, kv]
+        means = stretches.means(keys)
+        # With the uniform weights last, the products of all targets in one go.
+        size = max(1, _PRODUCTS // queries[0].numel())
+        buffer = lift.new_empty(size, stretches.n, *queries.shape[1:])
+        for first in range(0, n_pos, size):
+            at = slice(first, min(first + size, n_pos))
+            of_queries = queries[at, None].double()
+            products = torch.mul(
+                of_queries, means(at)[:, :, :, None], out=buffer[: len(of_queries)]
+            )
+            lift[:, kv] += products[:, :-1].sum(dim=0)
+            mean[:, kv] += (rows[:, at] @ products[:, -1].flatten(1)).view(-1, *queries.shape[1:])
     counts = [torch.full((n_heads,), len(target.queries)) for target in targets]
     lift, mean = scale * lift.flatten(1, 2), scale * mean.flatten(1, 2)
     if attended is not None:
@@ -195,6 +204,75 @@ def _advantages(
         )
         for index, n_queries in enumerate(counts)
     )
+
+
+def _distinct(kept: Bool[torch.Tensor, "head q_pos"]) -> Bool[torch.Tensor, "row q_pos"]:
+    """The different rows of an array that, as a rule, has one."""
+    return kept[:1] if bool((kept == kept[:1]).all()) else kept.unique(dim=0)
+
+
+class _Stretches:
+    """The keys of each query's targets, and all that it sees, as stretches of lists of keys.
+
+    The mean over a stretch is a difference of two running sums.
+    """
+
+    def __init__(self, targets: Sequence[Target], n_pos: int, window: int | None) -> None:
+        self.targets, self.n = targets, len(targets) + 1
+        self.lists: list[slice | torch.Tensor] = [slice(0, n_pos)]
+        first = np.zeros((n_pos, self.n), dtype=np.int64)
+        last, share = first.copy(), np.zeros(first.shape)
+        begins: dict[int, int] = {}
+        n_sums = n_pos + 1
+        for index, target in enumerate(targets):
+            if target.weights is not None or not len(target.queries):
+                continue
+            name = id(target.keys)  # targets can share a list
+            if name not in begins:
+                listed = _index(target.keys)
+                if isinstance(listed, slice):
+                    begins[name] = listed.start
+                else:
+                    begins[name] = n_sums
+                    n_sums += len(target.keys) + 1
+                    self.lists.append(listed)
+            first[target.queries, index] = target.start + begins[name]
+            last[target.queries, index] = target.stop + begins[name]
+            share[target.queries, index] = 1 / target.count
+        last[:, -1] = np.arange(1, n_pos + 1)
+        first[:, -1] = 0 if window is None else np.maximum(last[:, -1] - window, 0)
+        share[:, -1] = 1 / (last[:, -1] - first[:, -1])
+        self.n_sums = n_sums
+        self.first, self.last, self.share = map(torch.as_tensor, (first, last, share))
+
+    def means(
+        self, keys: Float[torch.Tensor, "pos kv_head d_head"]
+    ) -> Callable[[slice], Float[torch.Tensor, "row target_and_one kv_head d_head"]]:
+        """By query, the mean key of each target, 0 where it has none, and last of all it sees."""
+        sums = keys.new_zeros(self.n_sums, keys[0].numel())
+        begin = 0
+        for listed in self.lists:
+            of_list = keys[listed].flatten(1)
+            torch.cumsum(of_list, dim=0, out=sums[begin + 1 : begin + 1 + len(of_list)])
+            begin += len(of_list) + 1
+        weighted = {
+            index: torch.zeros_like(keys).index_copy_(
+                0, torch.as_tensor(target.queries), _weighted_means(keys, target)
+            )
+            for index, target in enumerate(self.targets)
+            if target.weights is not None
+        }
+
+        def of(rows: slice) -> Float[torch.Tensor, "row target_and_one kv_head d_head"]:
+            out = sums.index_select(0, self.last[rows].flatten())
+            out -= sums.index_select(0, self.first[rows].flatten())
+            out *= self.share[rows].flatten()[:, None]
+            out = out.view(-1, self.n, *keys.shape[1:])
+            for index, means in weighted.items():
+                out[:, index] = means[rows]
+            return out
+
+        return of
 
 
 def _mean_advantage(
@@ -222,24 +300,15 @@ def _visible_means(
     return out.div_(count.view(-1, *[1] * (total.ndim - 1)))
 
 
-def _target_means(
-    keys: Float[torch.Tensor, "pos kv_head d_head"],
-    total: Float[torch.Tensor, "pos_and_one kv_head d_head"],
-    target: Target,
+def _weighted_means(
+    keys: Float[torch.Tensor, "pos kv_head d_head"], target: Target
 ) -> Float[torch.Tensor, "row kv_head d_head"]:
-    """Weighted mean of each query's target keys, by running sums over the list of keys.
+    """Mean of each query's target keys under a user's weights, by running sums over the list.
 
     Args:
         keys: The keys.
-        total: Their running sums.
-        target: The target.
+        target: A target with weights.
     """
-    if target.weights is None:
-        listed = _index(target.keys)
-        if listed != slice(0, len(keys)):
-            total = _running(keys[listed])
-        count = torch.as_tensor(target.count)[:, None, None]
-        return (total[_index(target.stop)] - total[_index(target.start)]).div_(count)
     # The stretches of a user's weights follow one another and can hold half of all entries.
     out = keys.new_empty(len(target.queries), *keys.shape[1:])
     weights = torch.as_tensor(target.weights)[:, None, None]

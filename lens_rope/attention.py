@@ -6,6 +6,7 @@ at a time. No pattern is ever whole; what is kept is linear in heads and positio
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from lens_rope.advantage import Advantage, Attended, target_advantages
 from lens_rope.scores import QUERY_BLOCK, query_blocks, soft_capped
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
+    from jaxtyping import Bool, Float, Int
 
     from lens_rope.records import LayerCapture
     from lens_rope.scores import QueryBlock
@@ -27,6 +28,9 @@ BLOCK_VALUES = 2**19
 """Scores of all heads that are formed at a time, at most, as long as a block has some queries."""
 
 _FEW = 16
+
+_ENTRIES = 2**20
+"""Entries of targets that are looked up at a time, at most, unless one block has more."""
 
 _BITS = 1 / np.log(2)
 """Bits per unit of score."""
@@ -94,7 +98,7 @@ def read_attention(
     seen_by = np.minimum(n_pos - positions, reach)
     if block is None:
         block = min(QUERY_BLOCK, max(_FEW, BLOCK_VALUES // (record.n_heads * reach)))
-    sums = _Sums(record, targets, block * min(n_pos, reach + block - 1))
+    sums = _Sums(record, targets, block, block * min(n_pos, reach + block - 1))
     for part in query_blocks(n_pos, window, block, record.q.device):
         sums.add(part)
     is_single = n_pos == 1
@@ -126,10 +130,12 @@ def read_attention(
 class _Sums:
     """What is added up over the queries of a layer, all heads side by side."""
 
-    def __init__(self, record: LayerCapture, targets: Sequence[Target], size: int) -> None:
+    def __init__(
+        self, record: LayerCapture, targets: Sequence[Target], block: int, size: int
+    ) -> None:
         n_pos, n_heads, d_head = record.q.shape
         wide = torch.promote_types(record.q.dtype, torch.float32)
-        self.record, self.targets = record, targets
+        self.record, self.entries = record, _Entries(targets, n_pos, block)
         # Heads first, so that each key head is multiplied with the queries of all its heads.
         # In bits: powers of two are as fast for what is far below the largest score, which powers
         # of e are not.
@@ -184,25 +190,70 @@ class _Sums:
         self.lift += attended.mul_(q).sum(dim=1, dtype=torch.float64)
         before = pattern.diagonal(rows.start - 1 - keys.start, dim1=1, dim2=2)
         self.previous += before.sum(dim=1, dtype=torch.float64)
-        self._add_masses(block, pattern.view(n_heads, -1).numpy())
+        if self.entries.targets:
+            self._add_masses(block, pattern.view(n_heads, -1).numpy())
 
     def _add_masses(
         self, block: QueryBlock, pattern: Float[np.ndarray, "head row_and_key"]
     ) -> None:
+        query, key, starts = self.entries.of(block.rows.start)
+        seen = key >= block.keys.start
+        if not seen.all():  # in a window of one token, none before it
+            starts, query, key = np.insert(seen.cumsum(), 0, 0)[starts], query[seen], key[seen]
         n_keys = block.keys.stop - block.keys.start
-        at = []
-        for target in self.targets:
-            query, key = target.entries(block.rows.start, block.rows.stop)
-            seen = key >= block.keys.start  # in a window of one token, none before it
-            at.append(((query - block.rows.start) * n_keys + key - block.keys.start)[seen])
-        some = [index for index, entries in enumerate(at) if len(entries)]
-        if some:
-            at = [at[index] for index in some]
-            starts = np.cumsum([0, *map(len, at[:-1])])
-            masses = pattern.take(np.concatenate(at), axis=1)
-            self.mass[some] += np.add.reduceat(masses, starts, axis=1, dtype=np.float64).T
+        some = starts[1:] > starts[:-1]
+        if some.any():
+            at = (query - block.rows.start) * n_keys + (key - block.keys.start)
+            masses = pattern.take(at, axis=1)
+            sums = np.add.reduceat(masses, starts[:-1][some], axis=1, dtype=np.float64)
+            self.mass[some] += sums.T
+
+
+class _Entries:
+    """The entries of some targets by block of queries, looked up for many blocks at a time."""
+
+    def __init__(self, targets: Sequence[Target], n_pos: int, block: int) -> None:
+        self.targets, self.block, self.n_blocks = targets, block, -(-n_pos // block)
+        in_block = np.zeros(self.n_blocks, dtype=np.int64)
+        for target in targets:
+            np.add.at(in_block, target.queries // block, target.count)
+        self.before = np.append(0, in_block.cumsum())
+        self.first = self.last = 0
+
+    def of(
+        self, row: int
+    ) -> tuple[
+        Int[np.ndarray, " entry"], Int[np.ndarray, " entry"], Int[np.ndarray, " target_and_one"]
+    ]:
+        """Query and key of the entries of a block, by target, and where each target starts.
+
+        Args:
+            row: The first query of the block; blocks are asked for in order.
+        """
+        block, n = row // self.block, len(self.targets)
+        if block >= self.last:
+            self._look_up(block)
+        starts = self.starts[(block - self.first) * n :][: n + 1]
+        of = slice(starts[0], starts[-1])
+        return self.query[of], self.key[of], starts - starts[0]
+
+    def _look_up(self, block: int) -> None:
+        enough = np.searchsorted(self.before, self.before[block] + _ENTRIES, side="right") - 1
+        self.first, self.last = block, min(max(block + 1, int(enough)), self.n_blocks)
+        rows = self.first * self.block, self.last * self.block
+        parts = [target.entries(*rows) for target in self.targets]
+        # A block and target: the targets of a block side by side.
+        n = len(self.targets)
+        box = [
+            (query // self.block - self.first) * n + index for index, (query, _) in enumerate(parts)
+        ]
+        box = np.concatenate([*box, np.empty(0, dtype=np.int64)])
+        order = np.argsort(box, kind="stable")
+        counts = np.bincount(box, minlength=(self.last - self.first) * n)
+        self.starts = np.append(0, counts.cumsum())
+        self.query, self.key = (np.concatenate(part)[order] for part in zip(*parts, strict=True))
 
 
 def _view(buffer: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     """The first values of a buffer in another shape."""
-    return buffer[: int(np.prod(shape))].view(shape)
+    return buffer[: math.prod(shape)].view(shape)

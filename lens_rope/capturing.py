@@ -72,6 +72,8 @@ def capture(
         stream.prompt(name, row, max_tokens)
         for name, row in zip(_names(names, len(rows)), rows, strict=True)
     ]
+    for prompt in named:
+        stream.refuse_unfit(prompt.name, len(prompt), kept_layers=len(stream.layers))
     records: list[tuple[LayerCapture, ...]] = []
     for prompt in named:
         captured: list[LayerCapture] = []

@@ -24,7 +24,9 @@ from lens_rope.errors import InputError
 from lens_rope.grams import (
     LEAST_VARIANCE,
     by_key_head,
-    row_means,
+    centred,
+    mean_key,
+    precision,
     running_sums,
     visible_products,
 )
@@ -242,7 +244,9 @@ def layer_pair_summaries(record: LayerCapture) -> tuple[PairSummary, ...]:
         One summary per query head, as `HeadDecomposition.by_pair` has it.
     """
     moments, rope, scale = _Moments.of(record), record.rope, record.scale
-    (z_q, rest_q), (z_k, rest_k) = (to_pairs(x, rope) for x in (moments.q, moments.k))
+    (z_q, rest_q), (z_k, rest_k) = (
+        to_pairs(x, rope) for x in (record.q.double(), record.k.double())
+    )
     count, window = float(moments.counts.sum()), rope.window
     mean = by_key_head(z_q, running_sums(z_k.conj().resolve_conj(), window)).real.sum(dim=0)
     # Re(z)² is half of |z|² + Re(z²), and both factor into the query's and the key's.
@@ -250,7 +254,7 @@ def layer_pair_summaries(record: LayerCapture) -> tuple[PairSummary, ...]:
     turned = by_key_head(z_q**2, running_sums((z_k**2).conj().resolve_conj(), window)).real
     square = ((size + turned.sum(dim=0)) / 2).clamp_min(0)
     rest_mean = by_key_head(rest_q, running_sums(rest_k, window)).sum(dim=(0, 2))
-    rest_square = visible_products(rest_q[None], rest_q, rest_k[None], rest_k, window)[0, 0]
+    rest_square = visible_products([rest_q], rest_q, [rest_k], rest_k, window)[0, 0]
     pairs, rest = moments.shares(rope)
     return tuple(
         PairSummary(
@@ -320,29 +324,30 @@ class _Moments:
     """What is summed up once for all shares of a layer, in float64.
 
     Attributes:
-        q: `[pos, head, d_head]` Queries.
-        k: `[pos, kv_head, d_head]` Keys.
         counts: `[pos]` Number of keys that each query sees.
         variance: `[head, d_head]` Sum over visible (m, n) of what a component adds to `q[m] . k[n]`
             times the latter less the mean of its row.
         has_variance: `[head]` A row of one key, or rows of equal scores, have none to share out.
     """
 
-    q: Float[torch.Tensor, "pos head d_head"]
-    k: Float[torch.Tensor, "pos kv_head d_head"]
     counts: Float[torch.Tensor, " pos"]
     variance: Float[torch.Tensor, "head d_head"]
     has_variance: Bool[torch.Tensor, " head"]
 
     @staticmethod
     def of(record: LayerCapture) -> _Moments:
-        q, k, window = record.q.double(), record.k.double(), record.rope.window
+        window = record.rope.window
+        dtype = precision(record.n_pos, window)
         counts = running_sums(torch.ones(record.n_pos, dtype=torch.float64), window)
-        means = row_means(q, k, counts, window)
-        variance = visible_products(q[None], q, k[None], k, window, means)[0, 0]
+        # Rows are centred, so any vector may be taken off all keys: less is left to be rounded.
+        common = mean_key(record.k)
+        q, k = record.q.to(dtype), (record.k - common).to(dtype)
+        of_q, of_k, means = centred(q, k, counts, window)
+        variance = visible_products([q], of_q, [k], of_k, window)[0, 0]
         total = variance.sum(dim=1)
+        means = means + by_key_head(q, common.to(dtype)[None]).sum(dim=-1)
         has_variance = total > LEAST_VARIANCE * (total + counts @ means**2)
-        return _Moments(q, k, counts, variance, has_variance)
+        return _Moments(counts, variance, has_variance)
 
     def shares(
         self, rope: LayerRope

@@ -2,9 +2,11 @@
 
 A sum over keys of `(q[m] . k[n]) y[n]` factors: keys before a block of queries enter through one
 matrix, their sum of `k[n] y[n]ᵀ`, and those of the block itself through the small square of the
-block's own scores. Nothing of the size of query times key is formed. A sliding window is the
-difference of two such sums, over all keys up to the query and over those that have left the
-window; everything is in float64, so that the difference costs no digit that matters.
+block's own scores. Nothing of the size of query times key is formed. Products are in the precision
+of the queries and keys, and what is carried from block to block is in float64. A sliding window is
+the difference of two such sums, over all keys up to the query and over those that have left the
+window, and needs float64, so that the difference costs no digit that matters. Elsewhere float32
+will do (`precision`) once the mean key is taken off (`mean_key`), which centred rows do not see.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from jaxtyping import Float, Shaped
 
 LEAST_VARIANCE = 1e-12
@@ -22,8 +26,24 @@ LEAST_VARIANCE = 1e-12
 _BLOCK = 64
 """Positions per block: about `d_head`, where both ways of adding up cost the same."""
 
-_BLOCKS = 8
-"""Blocks per step, so that what a step makes stays in the cache."""
+
+def precision(n_pos: int, window: int | None) -> torch.dtype:
+    """What the sums over this many positions need: float64 where a window cuts keys off."""
+    return torch.float32 if window is None or window >= n_pos else torch.float64
+
+
+def mean_key(
+    k: Float[torch.Tensor, "pos kv_head d_head"], kept: Float[torch.Tensor, " pos"] | None = None
+) -> Float[torch.Tensor, "kv_head d_head"]:
+    """`[kv_head, d_head]` Mean over the keys, float64; what centred rows do not depend on.
+
+    Args:
+        k: `[pos, kv_head, d_head]` Keys.
+        kept: `[pos]` 1 where a position is a key, else 0; None takes all.
+    """
+    if kept is None:
+        return k.mean(dim=0, dtype=torch.float64)
+    return torch.tensordot(kept, k.double(), 1) / kept.sum().clamp_min(1)
 
 
 def running_sums(
@@ -43,54 +63,63 @@ def running_sums(
 
 
 def visible_products(
-    x: Float[torch.Tensor, "x_part pos head c"],
+    x: Sequence[Float[torch.Tensor, "pos head c"]],
     q: Float[torch.Tensor, "pos head d_head"],
-    y: Float[torch.Tensor, "y_part pos kv_head c"],
+    y: Sequence[Float[torch.Tensor, "pos kv_head c"]],
     k: Float[torch.Tensor, "pos kv_head d_head"],
     window: int | None = None,
-    means: Float[torch.Tensor, "pos head"] | None = None,
 ) -> Float[torch.Tensor, "x_part y_part head c"]:
     """`[x_part, y_part, head, c]` Sum over visible (m, n) of `x[m, c] y[n, c] (q[m] . k[n])`.
 
-    With means, that of `x[m, c] y[n, c] (q[m] . k[n] - means[m])`. Positions that are no queries
-    or no keys are those where `x` or `y` is zero.
+    Positions that are no queries or no keys are those where `x` or `y` is zero. The result is
+    float64.
 
     Args:
-        x: `[x_part, pos, head, c]` Values of the queries, float64; several parts at once.
-        q: `[pos, head, d_head]` Queries, float64.
-        y: `[y_part, pos, kv_head, c]` Values of the keys, float64. A key head serves
-            `head // kv_head` consecutive query heads.
-        k: `[pos, kv_head, d_head]` Keys, float64.
+        x: `[pos, head, c]` each. Values of the queries; several parts at once.
+        q: `[pos, head, d_head]` Queries, all in one precision, see `precision`. `centred` takes off
+            the mean of each row of products.
+        y: `[pos, kv_head, c]` each. Values of the keys. A key head serves `head // kv_head`
+            consecutive query heads.
+        k: `[pos, kv_head, d_head]` Keys.
         window: Sliding window in tokens, or None.
-        means: `[pos, head]` What to take off the products of each query, as `row_means`.
     """
-    shape = len(x), len(y), q.shape[1], x.shape[-1]
+    shape = len(x), len(y), q.shape[1], x[0].shape[-1]
     if 0 in shape or not q.shape[-1]:  # a layer may have nothing that is not rotated
-        return q.new_zeros(shape)
+        return q.new_zeros(shape, dtype=torch.float64)
     values = torch.cat(tuple(y), dim=-1)
-    seen = None if means is None else running_sums(values, window)
-    total = _products(x, q, values, k, means, seen)
+    total = _products(x, q, values, k)
     if window is not None and window < len(k):
         # What has left the window of query m is every key up to m - window.
-        total -= _products(x[:, window:], q[window:], values[:-window], k[:-window])
-    return total.unflatten(2, (len(y), -1)).transpose(1, 2)
+        total -= _products([part[window:] for part in x], q[window:], values[:-window], k[:-window])
+    return total.permute(0, 3, 1, 2, 4).flatten(2, 3)
 
 
-def row_means(
+def centred(
     q: Float[torch.Tensor, "pos head d_head"],
     k: Float[torch.Tensor, "pos kv_head d_head"],
     counts: Float[torch.Tensor, " pos"],
     window: int | None = None,
-) -> Float[torch.Tensor, "pos head"]:
-    """`[pos, head]` Mean of `q[m] . k[n]` over the keys that each query sees.
+) -> tuple[
+    Float[torch.Tensor, "pos head d_head_and_1"],
+    Float[torch.Tensor, "pos kv_head d_head_and_1"],
+    Float[torch.Tensor, "pos head"],
+]:
+    """Queries and keys whose products are those of `q` and `k` less the mean of each query's row.
 
     Args:
-        q: `[pos, head, d_head]` Queries, float64.
-        k: `[pos, kv_head, d_head]` Keys, float64, zero where a position is no key.
+        q: `[pos, head, d_head]` Queries.
+        k: `[pos, kv_head, d_head]` Keys, zero where a position is no key.
         counts: `[pos]` Number of keys that each query sees, at least 1.
         window: Sliding window in tokens, or None.
+
+    Returns:
+        `[pos, head, d_head + 1]` and `[pos, kv_head, d_head + 1]` with the mean as one more
+        component, and `[pos, head]` the means, float64.
     """
-    return by_key_head(q, running_sums(k, window)).sum(dim=-1) / counts[:, None]
+    sums = running_sums(k.double(), window).to(q.dtype)
+    means = by_key_head(q, sums).sum(dim=-1) / counts[:, None]
+    one = k.new_ones(()).expand(*k.shape[:2], 1)
+    return torch.cat([q, -means[..., None].to(q.dtype)], dim=-1), torch.cat([k, one], dim=-1), means
 
 
 def by_key_head(
@@ -101,53 +130,27 @@ def by_key_head(
 
 
 def _products(
-    x: Float[torch.Tensor, "x_part pos head c"],
+    x: Sequence[Float[torch.Tensor, "pos head c"]],
     q: Float[torch.Tensor, "pos head d_head"],
-    y: Float[torch.Tensor, "pos kv_head y_c"],
+    values: Float[torch.Tensor, "pos kv_head y_c"],
     k: Float[torch.Tensor, "pos kv_head d_head"],
-    means: Float[torch.Tensor, "pos head"] | None = None,
-    seen: Float[torch.Tensor, "pos kv_head y_c"] | None = None,
-) -> Float[torch.Tensor, "x_part head y_c"]:
-    """`visible_products` where a query sees every key up to its own position.
-
-    `means[m]` times `seen[m]` is taken off.
-    """
-    (n_pos, n_heads, _), n_kv = q.shape, k.shape[1]
-    groups, width, repeats = n_heads // n_kv, x.shape[-1], y.shape[-1] // x.shape[-1]
-    total = q.new_zeros((len(x), n_kv, groups, y.shape[-1]))
-    before = q.new_zeros((n_kv, k.shape[2], y.shape[2]))
-    size = min(_BLOCK, n_pos)
-    for start in range(0, n_pos, _BLOCKS * size):
-        part = slice(start, start + _BLOCKS * size)
-
-        def split(z: torch.Tensor, part: slice = part) -> torch.Tensor:
-            return _blocks(z[part], n_kv, size)
-
-        queries, keys, values = split(q), split(k), split(y)
-        grams = (keys.mT @ values).unflatten(0, (n_kv, -1)).cumsum(dim=1) + before[:, None]
-        earlier = torch.cat([before[:, None], grams[:, :-1]], dim=1).flatten(0, 1)
-        before = grams[:, -1]
-        scores = (queries @ keys.mT).unflatten(1, (groups, size)).tril_().flatten(1, 2)
-        sums = torch.baddbmm(scores @ values, queries, earlier).unflatten(1, (groups, size))
-        if means is not None and seen is not None:
-            rows = split(means[..., None]).unflatten(1, (groups, size))
-            sums.addcmul_(rows, split(seen)[:, None], value=-1)
-        for i, one in enumerate(x):
-            weights = split(one).unflatten(1, (groups, size))
-            for column in range(repeats):
-                here = slice(column * width, (column + 1) * width)
-                product = (weights * sums[..., here]).sum(dim=2)
-                total[i, ..., here] += product.unflatten(0, (n_kv, -1)).sum(dim=1)
-    return total.flatten(1, 2)
-
-
-def _blocks(
-    x: Float[torch.Tensor, "pos head c"], n_kv: int, size: int
-) -> Float[torch.Tensor, "kv_block row c"]:
-    """`[kv_head * block, group * size, c]` The last block is filled up with zeros, which add 0."""
-    missing = -len(x) % size
-    if missing:
-        x = torch.cat([x, x.new_zeros((missing, *x.shape[1:]))])
-    # block pos kv group c -> kv block group pos c
-    x = x.view(len(x) // size, size, n_kv, x.shape[1] // n_kv, x.shape[2]).permute(2, 0, 3, 1, 4)
-    return x.reshape(x.shape[0] * x.shape[1], -1, x.shape[-1])
+) -> Float[torch.Tensor, "x_part kv_head group y_part c"]:
+    """`visible_products` where a query sees every key up to its own position."""
+    n_kv, width = k.shape[1], x[0].shape[-1]
+    queries, *parts = (z.unflatten(1, (n_kv, -1)) for z in (q, *x))
+    n_parts = values.shape[-1] // width
+    total = q.new_zeros((len(x), n_kv, queries.shape[2], n_parts, width), dtype=torch.float64)
+    before = q.new_zeros((n_kv, k.shape[-1], values.shape[-1]), dtype=torch.float64)
+    sees = q.new_ones((_BLOCK, _BLOCK)).tril()[:, None]
+    for start in range(0, len(q), _BLOCK):
+        here = slice(start, start + _BLOCK)
+        of_q = queries[here].transpose(0, 1).flatten(1, 2)  # [kv_head, pos * group, d_head]
+        of_k, of_y = k[here].transpose(0, 1), values[here].transpose(0, 1)
+        size = of_k.shape[1]
+        scores = (of_q @ of_k.mT).unflatten(1, (size, -1)).mul_(sees[:size, :, :size])
+        sums = torch.baddbmm(scores.flatten(1, 2) @ of_y, of_q, before.to(q.dtype))
+        before += of_k.mT @ of_y
+        sums = sums.unflatten(1, (size, -1)).unflatten(-1, (n_parts, width)).transpose(0, 1)
+        for of_x, one in zip(total, parts, strict=True):
+            of_x += (one[here][..., None, :] * sums).sum(dim=0)
+    return total

@@ -40,10 +40,10 @@ import torch
 from lens_rope.attention import read_attention
 from lens_rope.errors import InputError
 from lens_rope.grams import by_key_head
-from lens_rope.rotation import to_pairs
+from lens_rope.rotation import split, to_pairs
 from lens_rope.sinks import MIN_TOKENS, SINK_THRESHOLD, head_shares
 from lens_rope.spec import ranges
-from lens_rope.usage import pair_lengths
+from lens_rope.usage import mean_lengths, pair_lengths
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -296,7 +296,7 @@ def layer_metrics(
     has_full_cycle = torch.tensor(rope.cycles >= 1)
     lengths, full = [], []
     for x in (record.q, record.k):
-        size = pair_lengths(x, rope).mean(dim=0)
+        size = mean_lengths(x, rope)
         lengths.append(size.sum(dim=1).numpy())
         full.append(size[:, has_full_cycle].sum(dim=1).numpy())
     read = [record.kv_head(head) for head in range(n_heads)]
@@ -369,8 +369,8 @@ def merge_metrics(metrics: Iterable[LayerMetrics]) -> LayerMetrics:
 class _Shifts:
     """The score of a frozen query and key over distances, as products of real vectors.
 
-    `Re sum of c_i exp(1j w_i m)` is `x @ waves[m]` with `x` the real parts of `c` and its negated
-    imaginary parts, and `waves[m]` the cosines and sines at distance `m`. Mean and standard
+    `Re sum of c_i exp(1j w_i m)` is `x @ waves[m]` with `x` the real and imaginary part of each
+    `c_i`, float32, and `waves[m]` the cosines and negated sines at distance `m`. Mean and standard
     deviation over all distances follow from the mean and the covariance of the waves, whatever
     `c` is.
     """
@@ -378,34 +378,28 @@ class _Shifts:
     def __init__(self, n_distances: int, inv_freq: Float[np.ndarray, " pair"]) -> None:
         angles = torch.arange(n_distances).double()[:, None] * torch.tensor(inv_freq)
         self.turn = torch.polar(torch.ones_like(angles), angles)
-        waves = torch.cat([self.turn.real, self.turn.imag], dim=1)
+        waves = torch.view_as_real(self.turn.conj().resolve_conj()).flatten(1)
         self.steps = waves.diff(dim=0).T.float().contiguous()
-        self.mean = waves.mean(dim=0)
-        centred = waves - self.mean
-        self.covariance = centred.T @ centred / n_distances
+        mean = waves.mean(dim=0)
+        centred = waves - mean
+        # A root `r` of the covariance, `r rᵀ`: a variance as a sum of squares is never negative.
+        size, axes = torch.linalg.eigh(centred.T @ centred / n_distances)
+        self.root = (axes * size.clamp_min(0).sqrt()).float()
+        self.mean = mean.float()
 
-    def mean_step(
-        self, coefficient: Complex[torch.Tensor, "cell pair"]
-    ) -> Float[torch.Tensor, " cell"]:
-        """`[cell]` Mean over distances of `|S(m + 1) - S(m)|`, the sums in float32."""
+    def mean_step(self, x: Float[torch.Tensor, "cell wave"]) -> Float[torch.Tensor, " cell"]:
+        """`[cell]` Mean over distances of `|S(m + 1) - S(m)|`."""
         steps = self.steps.split(_CHUNK // _ROWS, dim=1)
-        parts = self._vector(coefficient).float().split(_ROWS)
+        parts = x.split(_ROWS)
         totals = [sum((part @ step).abs_().sum(dim=1).double() for step in steps) for part in parts]
         return torch.cat([torch.as_tensor(total) for total in totals]) / self.steps.shape[1]
 
     def moments(
-        self, coefficient: Complex[torch.Tensor, "cell pair"]
+        self, x: Float[torch.Tensor, "cell wave"]
     ) -> tuple[Float[torch.Tensor, " cell"], Float[torch.Tensor, " cell"]]:
         """`[cell]` twice: mean and standard deviation over distances."""
-        x = self._vector(coefficient)
-        variance = ((x @ self.covariance) * x).sum(dim=1)
-        return x @ self.mean, variance.clamp_min(0).sqrt()
-
-    @staticmethod
-    def _vector(
-        coefficient: Complex[torch.Tensor, "cell pair"],
-    ) -> Float[torch.Tensor, "cell wave"]:
-        return torch.cat([coefficient.real, -coefficient.imag], dim=1)
+        spread = (x @ self.root).square_().sum(dim=1).sqrt()
+        return x @ self.mean, spread
 
 
 @lru_cache(maxsize=4)
@@ -419,14 +413,11 @@ def _positional_sensitivity(
 ) -> Float[np.ndarray, " head"]:
     """`[head]` On one prompt. A common factor of all scores cancels."""
     query, key = cells.unbind(dim=1)
-    z_q, _ = to_pairs(record.q[query].double(), record.rope)
-    z_k, _ = to_pairs(record.k[key].double(), record.rope)
-    coefficient = by_key_head(z_q, (z_k * shifts.turn[query - key][:, None]).conj())
-    norm = torch.view_as_real(coefficient).square().sum(dim=(2, 3)).sqrt()
+    x = _waves(record.q[query], _at_zero(record.k[key], query - key, record, shifts), record)
+    norm = x.square().sum(dim=2).sqrt()
     is_valid = norm > 0
-    coefficient = coefficient / norm.masked_fill(~is_valid, 1.0)[..., None]
-    steps = shifts.mean_step(coefficient.flatten(0, 1)).view_as(norm)
-    return _means_where(steps, is_valid)
+    steps = shifts.mean_step(x.flatten(0, 1)).view_as(norm)
+    return _means_where(steps / norm.masked_fill(~is_valid, 1.0), is_valid)
 
 
 def _semantic_stability(
@@ -434,27 +425,45 @@ def _semantic_stability(
 ) -> Float[np.ndarray, " head"]:
     """`[head]` On one prompt. The scale is common to all; the attention factor is on the pairs."""
     query, one, other = cells.unbind(dim=1)
-    z_q, rest_q = to_pairs(record.q[query].double(), record.rope)
-    (z_one, rest_one), (z_other, rest_other) = (
-        to_pairs(record.k[key].double(), record.rope) for key in (one, other)
-    )
-    # As if both were at the distance 0.
-    z_one = z_one * shifts.turn[query - one][:, None]
-    z_other = z_other * shifts.turn[query - other][:, None]
-    difference = by_key_head(z_q, (z_one - z_other).conj())
-    rest = by_key_head(rest_q, rest_one - rest_other).sum(dim=2)
-    at_zero = difference.real.sum(dim=2) + rest
-    mean, spread = (x.view_as(rest) for x in shifts.moments(difference.flatten(0, 1)))
+    q, k_one, k_other = record.q[query], record.k[one], record.k[other]
+    # What keys of equal tokens share must not hide what differs, and goes off in float64.
+    keys = ((k_one, one), (k_other, other))
+    z_one, z_other = (_at_zero(k.double(), query - key, record, shifts) for k, key in keys)
+    x = _waves(q, (z_one - z_other).to(torch.complex64), record)
+    rest_q, rest_one, rest_other = (split(y, record.rope)[2] for y in (q, k_one, k_other))
+    rest = by_key_head(rest_q, rest_one - rest_other).sum(dim=2).double()
+    at_zero = x[..., ::2].sum(dim=2) + rest
+    mean, spread = (y.view_as(rest).double() for y in shifts.moments(x.flatten(0, 1)))
     # Where `G` does not move it has no spread, and its order is never reversed.
     ratio = at_zero.sign() * (mean + rest) / spread.clamp_min(torch.finfo(torch.float64).tiny)
     reversal = 0.5 * torch.erfc(ratio / 2**0.5)
     # Keys of equal tokens can be equal before rotation; the rounding of the captured values must
     # not decide which of them wins.
-    size_q = pair_lengths(record.q[query], record.rope)
-    size_one, size_other = (pair_lengths(record.k[key], record.rope) for key in (one, other))
-    sizes = by_key_head(size_q, size_one + size_other).sum(dim=2)
+    size_k = pair_lengths(k_one, record.rope) + pair_lengths(k_other, record.rope)
+    sizes = by_key_head(pair_lengths(q, record.rope), size_k).sum(dim=2)
     rest_sizes = by_key_head(rest_q.abs(), rest_one.abs() + rest_other.abs()).sum(dim=2)
     return 1 - _means_where(reversal, at_zero.abs() > _TIE * (sizes + rest_sizes))
+
+
+def _at_zero(
+    k: Float[torch.Tensor, "cell kv_head d_head"],
+    distance: Int[torch.Tensor, " cell"],
+    record: LayerCapture,
+    shifts: _Shifts,
+) -> Complex[torch.Tensor, "cell kv_head pair"]:
+    """`[cell, kv_head, pair]` The pairs of keys as if they were at the distance 0."""
+    pairs, _ = to_pairs(k, record.rope)
+    return pairs * shifts.turn[distance].to(pairs.dtype)[:, None]
+
+
+def _waves(
+    q: Float[torch.Tensor, "cell head d_head"],
+    z_k: Complex[torch.Tensor, "cell kv_head pair"],
+    record: LayerCapture,
+) -> Float[torch.Tensor, "cell head wave"]:
+    """`[cell, head, wave]` Real and imaginary part of each `z_q conj(z_k)`."""
+    z_q, _ = to_pairs(q, record.rope)
+    return torch.view_as_real(by_key_head(z_q, z_k.conj().resolve_conj())).flatten(2)
 
 
 def _n_distances(record: LayerCapture) -> int:

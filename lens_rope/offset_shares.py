@@ -17,7 +17,15 @@ import numpy as np
 import torch
 
 from lens_rope.errors import InputError
-from lens_rope.grams import LEAST_VARIANCE, row_means, running_sums, visible_products
+from lens_rope.grams import (
+    LEAST_VARIANCE,
+    by_key_head,
+    centred,
+    mean_key,
+    precision,
+    running_sums,
+    visible_products,
+)
 from lens_rope.offsets import LayerOffsets, SideOffsets
 from lens_rope.rotation import from_pairs, rotate
 
@@ -35,8 +43,8 @@ MIN_REPEATS = 100
 CONSISTENCY_QUERIES = 256
 """Longer prompts give this many evenly spaced queries to the token consistency."""
 
-_KEYS = 512
-"""Keys per step of the token consistency."""
+_KEYS = 64
+"""Keys per step of the token consistency: what fits the cache, and few rows see but a part."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,12 +98,19 @@ def offset_and_content(
     Either sums to the query or key, so the four products of a query part and a key part sum to the
     product of query and key.
     """
+    return _split(record, offsets, torch.float64)
+
+
+def _split(
+    record: LayerCapture, offsets: LayerOffsets, dtype: torch.dtype
+) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+    """`offset_and_content` in another precision."""
 
     def split(x: torch.Tensor, side: SideOffsets) -> tuple[torch.Tensor, torch.Tensor]:
-        mean = torch.as_tensor(side.mean)[None]
-        rest = torch.as_tensor(side.rest_mean).expand(record.n_pos, -1, -1)
+        mean = torch.as_tensor(side.mean)[None].to(dtype.to_complex())
+        rest = torch.as_tensor(side.rest_mean).to(dtype).expand(record.n_pos, -1, -1)
         offset = from_pairs(rotate(mean, record.positions, record.rope), rest, record.rope)
-        return offset, x.double() - offset
+        return offset, x.to(dtype) - offset
 
     return split(record.q, offsets.query), split(record.k, offsets.key)
 
@@ -117,14 +132,18 @@ def layer_offset_shares(
     kept = torch.ones(record.n_pos, dtype=torch.float64)
     kept[list(left_out)] = 0
     window = record.rope.window
+    dtype = precision(record.n_pos, window)
     counts = running_sums(kept, window).clamp_min(1)
-    # A query of zero adds nothing to any sum, and nor does a key.
-    q, k = (x * kept[:, None, None] for x in (record.q, record.k))
-    means = row_means(q, k, counts, window)
+    # Products are centred over the keys of a query, so that any vector may be taken off all keys:
+    # less is left to be rounded. A query of zero adds nothing to any sum, and nor does a key.
+    common = mean_key(record.k, kept)
+    k = ((record.k - common) * kept[:, None, None]).to(dtype)
+    q, k, means = centred(record.q.to(dtype), k, counts, window)
+    q[list(left_out)] = 0
     parts = np.zeros((record.n_heads, len(PARTS)))
     if offsets.is_known:  # the mean of few tokens is no offset, and of none no number
-        parts = record.scale**2 * _parts(record, offsets, q, k, kept, means, counts)
-    same, square, n_repeats = _repeats(record, token_ids, kept, means)
+        parts = record.scale**2 * _parts(record, offsets, q, k, kept, means, counts, common)
+    same, square, n_repeats = _repeats(record, token_ids, kept, q, k)
     return OffsetShares(
         layer=record.rope.layer,
         n_tokens=int(kept.sum()),
@@ -138,19 +157,22 @@ def layer_offset_shares(
 def _parts(
     record: LayerCapture,
     offsets: LayerOffsets,
-    q: Float[torch.Tensor, "pos head d_head"],
-    k: Float[torch.Tensor, "pos kv_head d_head"],
+    q: Float[torch.Tensor, "pos head c"],
+    k: Float[torch.Tensor, "pos kv_head c"],
     kept: Float[torch.Tensor, " pos"],
     means: Float[torch.Tensor, "pos head"],
     counts: Float[torch.Tensor, " pos"],
+    common: Float[torch.Tensor, "kv_head d_head"],
 ) -> Float[np.ndarray, "head part"]:
     """`[head, part]` Sums of a part times the centred product of query and key, without scale."""
-    queries, keys = (torch.stack(side) for side in offset_and_content(record, offsets))
-    keys *= kept[:, None, None]
-    products = visible_products(queries, q, keys, k, record.rope.window, means)
+    queries, keys = _split(record, offsets, q.dtype)
+    kept = kept.to(q.dtype)[:, None, None]
+    keys = [part * kept for part in keys]
+    products = visible_products(queries, q, keys, k, record.rope.window)
     parts = products.sum(dim=3).flatten(0, 1).T
     total = parts.sum(dim=1)
-    square = total + counts @ means**2
+    of_common = by_key_head(record.q, common.to(record.q.dtype)[None]).sum(dim=-1)
+    square = total + (counts * kept[:, 0, 0]) @ (means + of_common) ** 2
     # Rows of equal scores have no variance, and what rounding leaves of it is not shared out.
     return torch.where((total > LEAST_VARIANCE * square)[:, None], parts, 0.0).numpy()
 
@@ -186,7 +208,8 @@ def _repeats(
     record: LayerCapture,
     token_ids: Sequence[int],
     kept: Float[torch.Tensor, " pos"],
-    means: Float[torch.Tensor, "pos head"],
+    q: Float[torch.Tensor, "pos head c"],
+    k: Float[torch.Tensor, "pos kv_head c"],
 ) -> tuple[Float[np.ndarray, " head"], Float[np.ndarray, " head"], int]:
     """Sums over (query, key, other key of the same token), without scale.
 
@@ -196,7 +219,7 @@ def _repeats(
         query sees, the first is the sum over `G` of `(sum of d)² - sum of d²`, and the second of
         `(|G| - 1) d²`.
     """
-    n_pos, n_kv = record.n_pos, record.n_kv_heads
+    n_pos, window = record.n_pos, record.rope.window
     rows = torch.arange(n_pos)
     if n_pos > CONSISTENCY_QUERIES:
         step = n_pos / CONSISTENCY_QUERIES
@@ -207,34 +230,29 @@ def _repeats(
     columns = ((size[group] > 1) & (kept > 0)).nonzero()[:, 0]
     _, group = group[columns].unique(return_inverse=True)
     n_groups = int(group.max()) + 1 if len(group) else 0
-    seen = columns[:, None] <= rows
-    if record.rope.window is not None:
-        seen &= columns[:, None] > rows - record.rope.window
-    seen = seen.float()
-    # `[group, row]` and `[column, row]` how many other keys of the group a query sees.
-    in_group = torch.zeros(n_groups, len(rows)).index_add_(0, group, seen)
-    others = (in_group[group] - 1).mul_(seen)
-    n_repeats = int(others.sum(dtype=torch.float64))
-    same, square = torch.zeros(2, record.n_heads, dtype=torch.float64)
-    if not n_repeats:
-        return same.numpy(), square.numpy(), 0
-    heads = record.n_heads // n_kv
-    for kv in range(n_kv):
-        own = slice(kv * heads, (kv + 1) * heads)
-        # Head and row side by side, so that each key is one long row of numbers to add up.
-        queries = record.q[rows, own].transpose(0, 1).reshape(-1, record.q.shape[2])
-        centre = means[rows, own].T.float()
-        sums = torch.zeros(n_groups, heads, len(rows))
-        for start in range(0, len(columns), _KEYS):
-            part = slice(start, start + _KEYS)
-            deviation = (record.k[columns[part], kv] @ queries.T).unflatten(1, (heads, -1))
-            deviation.sub_(centre).mul_(seen[part, None])
-            sums.index_add_(0, group[part], deviation)
-            squares = deviation.square_()
-            same[own] -= squares.sum(dim=(0, 2), dtype=torch.float64)
-            squares.mul_(others[part, None])
-            square[own] += squares.sum(dim=(0, 2), dtype=torch.float64)
-        same[own] += sums.square_().sum(dim=(0, 2), dtype=torch.float64)
+    queries = q[rows].float().permute(1, 2, 0)
+    keys = k[columns].float().transpose(0, 1)
+    keys = keys.repeat_interleave(record.n_heads // record.n_kv_heads, dim=0)
+    # `[group, row]` how many keys of the group a query sees, then `[head, group, row]` sums of the
+    # centred products and of their squares over these keys.
+    n_seen = torch.zeros(n_groups, len(rows))
+    sums, squares = torch.zeros(2, record.n_heads, n_groups, len(rows))
+    for start in range(0, len(columns), _KEYS):
+        part = slice(start, start + _KEYS)
+        here, of_group = columns[part], group[part]
+        # Queries before the first of these keys see none of them.
+        later = slice(int(torch.searchsorted(rows, here[0])), None)
+        seen = here[:, None] <= rows[later]
+        if window is not None:
+            seen &= here[:, None] > rows[later] - window
+        seen = seen.float()
+        n_seen[:, later].index_add_(0, of_group, seen)
+        deviation = (keys[:, part] @ queries[..., later]).mul_(seen)
+        sums[..., later].index_add_(1, of_group, deviation)
+        squares[..., later].index_add_(1, of_group, deviation.square_())
+    n_repeats = int((n_seen * (n_seen - 1)).sum(dtype=torch.float64))
+    same = sums.square_().sub_(squares).sum(dim=(1, 2), dtype=torch.float64)
+    square = squares.mul_(n_seen - 1).sum(dim=(1, 2), dtype=torch.float64)
     return same.numpy(), square.numpy(), n_repeats
 
 

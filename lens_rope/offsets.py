@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from lens_rope.errors import InputError
-from lens_rope.rotation import phases, to_pairs
+from lens_rope.rotation import phases, split
 from lens_rope.usage import exact_mean, pair_lengths
 
 if TYPE_CHECKING:
@@ -157,26 +157,33 @@ def layer_offsets(record: LayerCapture, left_out: Sequence[int] = (0,)) -> Layer
     """
     kept = _kept(record.n_pos, left_out)
 
+    rope = record.rope
     # The mean of what is not rotated yet is one product of the rotated pairs with the phases.
-    turn = phases(kept, record.rope).conj() / record.rope.attention_factor
+    turn = phases(record.positions, rope)[kept].conj() / rope.attention_factor
+    cos, sin = turn.real.float(), turn.imag.float()
+
+    def mean(x: torch.Tensor) -> torch.Tensor:
+        return x.mean(dim=0).double()
 
     def side(x: torch.Tensor) -> SideOffsets:
-        x = x[kept].double()
-        rotated, rest = to_pairs(x, record.rope)
+        x = x[kept]
+        first, second, rest = split(x, rope)
         if not len(kept):
-            nothing = np.full(rotated.shape[1:], np.nan)
+            nothing = np.full(first.shape[1:], np.nan)
             flat = np.full(x.shape[-1], np.nan)
             no_rest = np.full(rest.shape[1:], np.nan)
             return SideOffsets(nothing.astype(complex), nothing, nothing, flat, flat, no_rest)
-        size = pair_lengths(x, record.rope) / record.rope.attention_factor
+        size = pair_lengths(x, rope)
         values = x.abs()
+        real = mean(first * cos[:, None] - second * sin[:, None])
+        imag = mean(first * sin[:, None] + second * cos[:, None])
         return SideOffsets(
-            mean=(rotated * turn[:, None]).mean(dim=0).numpy(),
-            magnitude=size.mean(dim=0).numpy(),
-            largest=size.amax(dim=0).numpy(),
-            component_mean=values.mean(dim=(0, 1)).numpy(),
-            component_largest=values.amax(dim=(0, 1)).numpy(),
-            rest_mean=rest.mean(dim=0).numpy(),
+            mean=torch.complex(real, imag).numpy(),
+            magnitude=(mean(size) / rope.attention_factor).numpy(),
+            largest=(size.amax(dim=0).double() / rope.attention_factor).numpy(),
+            component_mean=mean(values).mean(dim=0).numpy(),
+            component_largest=values.amax(dim=(0, 1)).double().numpy(),
+            rest_mean=mean(rest).numpy(),
         )
 
     return LayerOffsets(

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 from einops import rearrange
 
+from lens_rope.rotation import split
+
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
@@ -152,9 +154,10 @@ def scores_of(
 ) -> Float[torch.Tensor, "head q_pos k_pos"]:
     """`[head, q_pos, k_pos]` Scores before soft-cap and mask: all pairs plus the pass-through.
 
-    The components of the pairs and the pass-through are all components of a head, each once
-    (`LayerRope.components`), and the contribution of a pair, `Re(z_q conj(z_k))`, is the sum of the
-    products of its two components. So the sum of all of them is the dot product of query and key.
+    The contribution of a pair, `Re(z_q conj(z_k))`, is the sum of the products of its two
+    components, so the sum over pairs is a product of first components, plus one of second ones.
+    It is added up in these parts, so that what is compared with the model is what contributions add
+    up to, and not the model's own product made again.
 
     Args:
         q: `[q_pos, head, d_head]` Rotated queries. Values below float32 are widened to float32.
@@ -172,9 +175,14 @@ def scores_of(
         )
     wide = torch.promote_types(q.dtype, torch.float32)
     # The query heads of a group side by side, so that its keys are not copied per head.
-    of_group = rearrange(q.to(wide), "pos (kv group) c -> kv (group pos) c", kv=k.shape[1])
-    scores = (scale * of_group) @ rearrange(k.to(wide), "pos kv c -> kv c pos")
-    return scores.reshape(q.shape[1], q.shape[0], k.shape[0])
+    of_group = scale * rearrange(q.to(wide), "pos (kv group) c -> kv (group pos) c", kv=k.shape[1])
+    of_keys = rearrange(k.to(wide), "pos kv c -> kv pos c")
+    first, *others = zip(split(of_group, rope), split(of_keys, rope), strict=True)
+    scores = first[0] @ first[1].mT
+    for queries, keys in others:
+        if queries.shape[-1]:
+            scores.baddbmm_(queries, keys.mT)
+    return scores.view(q.shape[1], q.shape[0], k.shape[0])
 
 
 def soft_capped(

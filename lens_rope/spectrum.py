@@ -20,6 +20,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
+import torch
 
 from lens_rope.errors import InputError
 from lens_rope.records import LayerCapture, ModelInfo, RotaryCapture
@@ -72,18 +73,18 @@ def layer_keys(record: LayerCapture) -> KeyMoments:
     pairs, rest = to_pairs(post, record.rope)
     # `unrotate` takes the attention factor off, which would scale one side of the comparison only.
     undone = unrotate(pairs, record.positions, record.rope) * record.rope.attention_factor
-    before, after = (
-        keys.flatten(1).numpy() for keys in (from_pairs(undone, rest, record.rope), post)
-    )
+    before, after = (keys.flatten(1) for keys in (from_pairs(undone, rest, record.rope), post))
+    # By torch, whose threads the model uses too: those of numpy's BLAS wait for work beside them,
+    # which slows the layers that follow.
     return KeyMoments(
         layer=record.rope.layer,
         n_tokens=record.n_pos,
         n_kv_heads=record.n_kv_heads,
         d_head=record.rope.d_head,
-        sum_pre=before.sum(axis=0),
-        gram_pre=before.T @ before,
-        sum_post=after.sum(axis=0),
-        gram_post=after.T @ after,
+        sum_pre=before.sum(dim=0).numpy(),
+        gram_pre=(before.T @ before).numpy(),
+        sum_post=after.sum(dim=0).numpy(),
+        gram_post=(after.T @ after).numpy(),
     )
 
 
@@ -461,7 +462,8 @@ def _spectrum(
     mean: Float[np.ndarray, " component"],
     n_tokens: int,
 ) -> Spectrum:
-    eigenvalues = np.linalg.eigvalsh(covariance)[::-1].clip(min=0)
+    found = torch.linalg.eigvalsh(torch.from_numpy(np.ascontiguousarray(covariance))).numpy()
+    eigenvalues = found[::-1].clip(min=0)
     return Spectrum(eigenvalues, float(np.trace(covariance)), float(mean @ mean), n_tokens)
 
 

@@ -19,6 +19,7 @@ from lens_rope.errors import InputError, PromptError, UnsupportedModelError
 from lens_rope.fit import MIN_TOKENS, fit_rope, rotated
 from lens_rope.hosts import Attention, Host, LayerReading, host_of
 from lens_rope.hosts.editing import layers_changed_after_rotation
+from lens_rope.memory import MemoryShape, check_fits
 from lens_rope.records import LayerCapture, ModelInfo, Prompt
 from lens_rope.spec import LayerRope, ranges
 from lens_rope.text import starts_with_bos, token_texts
@@ -128,6 +129,38 @@ class LayerStream:
             cut_from=len(token_ids) if len(token_ids) > len(kept) else None,
         )
 
+    def refuse_unfit(
+        self, name: str, n_tokens: int, *, kept_layers: int = 1, logits: bool = False
+    ) -> None:
+        """Refuses a prompt that does not fit in memory, before the model runs.
+
+        Args:
+            name: How the prompt is called.
+            n_tokens: Its number of tokens, after it was cut.
+            kept_layers: Layers whose queries and keys the caller keeps.
+            logits: Whether the model is to run to its end.
+
+        Raises:
+            PromptError: It takes more than there is; the error has both and the longest that fits.
+        """
+        info, cfg, n_layers = self.host.info, self.host.model.cfg, len(self.layers)
+        shape = MemoryShape(
+            n_layers=n_layers,
+            n_heads=info.n_heads,
+            n_kv_heads=info.n_kv_heads,
+            d_head=info.d_head,
+            d_model=int(cfg.d_model),
+            d_mlp=int(getattr(cfg, "d_mlp", None) or 4 * cfg.d_model),
+            d_vocab=int(cfg.d_vocab),
+            itemsize=getattr(torch, info.dtype).itemsize,
+            attention=self.attention_for(n_tokens, logits=logits),
+            squares=self.host.score_arrays,
+            kept_layers=min(kept_layers, n_layers),
+            logits=logits,
+        )
+        device = next(self.host.model.parameters()).device
+        check_fits(shape, n_tokens, name=name, device=device)
+
     def run(self, prompt: Prompt, visit: Visit) -> None:
         """Runs one prompt as far as the last layer that is read; the model is left as it was.
 
@@ -136,10 +169,12 @@ class LayerStream:
             visit: Called with each layer's queries and keys, on the CPU in float32.
 
         Raises:
+            PromptError: It does not fit in memory.
             UnsupportedModelError: A layer cannot be read by any route.
             VerificationError: What was read does not reproduce the model's scores.
         """
         attention = self.attention_for(len(prompt))
+        self.refuse_unfit(prompt.name, len(prompt))
         self.host.read(prompt.token_ids, self.layers, self._verified(prompt, visit), attention)
 
     def run_to_logits(self, prompt: Prompt, visit: Visit) -> Float[torch.Tensor, "pos vocab"]:
@@ -150,12 +185,14 @@ class LayerStream:
 
         Raises:
             InputError: Attention was to be fused and cannot be in a later layer.
+            PromptError: As `run`.
             UnsupportedModelError: As `run`.
             VerificationError: As `run`.
         """
         if self._attention == "fused":
             self._refuse_unfused(self.host.attention_layers)
         attention = self.attention_for(len(prompt), logits=True)
+        self.refuse_unfit(prompt.name, len(prompt), logits=True)
         take = self._verified(prompt, visit)
         return self.host.read_logits(prompt.token_ids, self.layers, take, attention)
 

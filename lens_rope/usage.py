@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from lens_rope.errors import InputError
-from lens_rope.rotation import to_pairs
+from lens_rope.rotation import split
 
 if TYPE_CHECKING:
-    import torch
     from jaxtyping import Float
 
     from lens_rope.records import LayerCapture
@@ -40,24 +40,30 @@ class LayerUsage:
 
 def pair_usage(record: LayerCapture) -> LayerUsage:
     """Mean pair lengths of one layer on one prompt."""
-    query, key = (
-        pair_lengths(x, record.rope).mean(dim=(0, 1)).numpy() for x in (record.q, record.k)
-    )
+    query, key = (mean_lengths(x, record.rope).mean(dim=0).numpy() for x in (record.q, record.k))
     return LayerUsage(record.rope.layer, record.n_pos, query, key)
 
 
 def pair_lengths(
     x: Float[torch.Tensor, "... d_head"], rope: LayerRope
 ) -> Float[torch.Tensor, "... pair"]:
-    """`[..., pair]` Length of each pair of queries or keys, float64, activation units.
+    """`[..., pair]` Length of each pair of queries or keys, activation units.
+
+    In float32, or float64 where `x` is.
 
     Args:
         x: `[..., d_head]` Queries or keys.
         rope: The layer's rotation, which names the pairs.
     """
-    pairs, _ = to_pairs(x.double(), rope)
-    # In float64 no square can overflow, so the slower `abs` has nothing to guard against.
-    return (pairs.real**2 + pairs.imag**2).sqrt()
+    first, second, _ = split(x, rope)
+    return torch.hypot(first, second)
+
+
+def mean_lengths(
+    x: Float[torch.Tensor, "pos head d_head"], rope: LayerRope
+) -> Float[torch.Tensor, "head pair"]:
+    """`[head, pair]` Mean over tokens of `pair_lengths`, float64."""
+    return pair_lengths(x, rope).mean(dim=0).double()
 
 
 def merge_usage(usages: Iterable[LayerUsage]) -> LayerUsage:

@@ -398,7 +398,6 @@ def test_options_out_of_range_are_usage_errors(run, no_model, arguments):
     ("arguments", "code", "message"),
     [
         (["sinks", "--layers", "0-7"], 2, "layers [2, 3, 4, 5, 6, 7] cannot be read"),
-        (["spectrum", "--max-tokens", "200"], 7, "text has 131 tokens and the context of llama"),
         (["ablate", "--pairs", "0.0:8"], 2, "pair 8 is out of range; layer 0 has 8 pairs"),
         (["ablate", "--pairs", "0.4:1"], 2, "head 4 is out of range; layer 0 has 4 heads"),
         (["ablate", "--pairs", "9.0:1"], 2, "layers [9] cannot be read"),

@@ -177,6 +177,10 @@ FORMULAS = (
         "test_removal::test_equals_loops",
     ),
     (
+        r"\sqrt{\left(1 - \frac{n}{N}\right) \frac{\sum d^2}{2n(n - 1)}}",
+        "test_removal::test_the_stated_error_is_that_of_the_sample",
+    ),
+    (
         r"\frac{-\sum_{n \in V(m)} P[m,n]\, \log P[m,n]}{\log \left|V(m)\right|}",
         "test_attention::test_equals_loops",
     ),

@@ -706,7 +706,7 @@ def test_an_unread_model_gives_no_report(model, monkeypatch):
     def fail(*args, **kwargs):
         raise VerificationError("off", layer=1, check="score", error=1.0, tolerance=1e-5)
 
-    monkeypatch.setattr(gather_module, "capture", fail)
+    monkeypatch.setattr("lens_rope.streaming.verify", fail)
     with pytest.raises(VerificationError):
         report(model, TEXTS)
 

@@ -84,6 +84,8 @@ class Host(ABC):
     """A model and the few things that are asked of it."""
 
     kind: str
+    score_arrays: int
+    """Arrays `[head, q_pos, k_pos]` that the host's own attention holds at once, at most."""
 
     def __init__(self, model: Any) -> None:
         kind = getattr(model.cfg, "positional_embedding_type", None)

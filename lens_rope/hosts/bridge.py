@@ -62,6 +62,7 @@ class BridgeHost(Host):
     """`TransformerBridge`: rotated values where they are hooked, else rotated by its own tables."""
 
     kind = "TransformerBridge"
+    score_arrays = 4
 
     @property
     def _is_first_generation(self) -> bool:
@@ -97,6 +98,13 @@ class BridgeHost(Host):
         scaling = getattr(config, "rope_parameters", None) or {}
         factor = scaling.get("factor", 1) if scaling.get("rope_type") == "dynamic" else 1
         return int(self.trained_context * factor)
+
+    @property
+    def longest_prompt(self) -> int | None:
+        """Rows of the table of angles, where the model has one that does not grow (GPT-J)."""
+        tables = (module._buffers.get("embed_positions") for module in self._rotary_modules)
+        rows = [len(table) for table in tables if table is not None]
+        return min(rows) if rows else None
 
     def _hooks(
         self, layers: Sequence[int], visit: Callable[[LayerReading], None], attention: Attention

@@ -24,6 +24,7 @@ class HookedHost(Host):
     """`HookedTransformer`: rotated values at `hook_rot_q` and `hook_rot_k`."""
 
     kind = "HookedTransformer"
+    score_arrays = 5
 
     @property
     def _dtype(self) -> torch.dtype:

@@ -90,7 +90,7 @@ def gather(
 
     Raises:
         InputError: A layer, head or other argument is out of range.
-        PromptError: A prompt is empty, or longer than the model can run.
+        PromptError: A prompt is empty, longer than the model can run, or does not fit in memory.
         UnsupportedModelError: The model has no RoPE, or cannot be read.
         VerificationError: What was read does not reproduce the model's scores.
     """
@@ -103,7 +103,7 @@ def gather(
         attention=attention,
     )
     _check_options(model, options)
-    found, total = _prompts(model, prompts, names, max_tokens)
+    found, total = _prompts(model, prompts, names, options)
     return finish(read_shard(model, found, options, total=total, progress=progress))
 
 
@@ -134,9 +134,7 @@ def read_shard(
         VerificationError: What was read does not reproduce the model's scores.
     """
     _check_options(model, options)
-    stream = LayerStream(
-        model, options.layers, context=options.context, attention=options.attention
-    )
+    stream = _stream(model, options)
     sums = _Sums(options.rope)
     first: FirstPrompt | None = None
     for done, prompt in enumerate(prompts, start=1):
@@ -261,11 +259,15 @@ def _check_options(model: Any, options: ReadOptions) -> None:
     checked_layers(host_of(model), options.layers)
 
 
+def _stream(model: Any, options: ReadOptions) -> LayerStream:
+    return LayerStream(model, options.layers, context=options.context, attention=options.attention)
+
+
 def _prompts(
     model: Any,
     prompts: str | Iterable[str | NamedText] | torch.Tensor | None,
     names: Iterable[str] | None,
-    max_tokens: int | None,
+    options: ReadOptions,
 ) -> tuple[Iterable[ShardPrompt], int | None]:
     """The prompts with their names, and how many there are where that is known.
 
@@ -289,9 +291,11 @@ def _prompts(
     names = None if names is None else list(names)
     if names is not None and isinstance(contents, Sized) and len(names) != len(contents):
         raise InputError(f"{len(names)} names for {len(contents)} prompts; give one each")
-    total = 0
+    total, stream = 0, _stream(model, options)
     for prompt in _paired(contents, names):
-        refuse_long(host_of(model), prompt.name, len(_row(model, prompt)[:max_tokens]))
+        n_tokens = len(_row(model, prompt)[: options.max_tokens])
+        refuse_long(stream.host, prompt.name, n_tokens)
+        stream.refuse_unfit(prompt.name, n_tokens)
         total += 1
     return _paired(contents, names), total
 
