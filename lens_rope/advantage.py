@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _CHUNK = 2**22
 """Key heads are taken together as long as their queries, keys and targets have fewer values."""
 
-_PRODUCTS = 2**15
+_PRODUCTS = 2**16
 """Products of queries and the keys of one target that are formed at a time: with those of a few
 targets they fit the cache. Whatever the number of targets, so that sums are in the same order."""
 
@@ -176,7 +176,7 @@ def _advantages(
         queries = q.unflatten(1, (n_kv, groups))[:, kv]
         means = stretches.means(keys)
         # With the uniform weights last, the products of all targets in one go.
-        size = max(1, _PRODUCTS // queries[0].numel())
+        size = min(n_pos, max(1, _PRODUCTS // queries[0].numel()))
         buffer = lift.new_empty(size, stretches.n, *queries.shape[1:])
         for first in range(0, n_pos, size):
             at = slice(first, min(first + size, n_pos))
@@ -184,7 +184,7 @@ def _advantages(
             products = torch.mul(
                 of_queries, means(at)[:, :, :, None], out=buffer[: len(of_queries)]
             )
-            lift[:, kv] += products[:, :-1].sum(dim=0)
+            lift[:, kv] += products.sum(dim=0)[:-1]
             mean[:, kv] += (rows[:, at] @ products[:, -1].flatten(1)).view(-1, *queries.shape[1:])
     counts = [torch.full((n_heads,), len(target.queries)) for target in targets]
     lift, mean = scale * lift.flatten(1, 2), scale * mean.flatten(1, 2)

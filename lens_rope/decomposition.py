@@ -24,9 +24,9 @@ from lens_rope.errors import InputError
 from lens_rope.grams import (
     LEAST_VARIANCE,
     by_key_head,
-    centred,
-    mean_key,
-    precision,
+    centred_rows,
+    is_precise,
+    precisions,
     running_sums,
     visible_products,
 )
@@ -336,18 +336,17 @@ class _Moments:
 
     @staticmethod
     def of(record: LayerCapture) -> _Moments:
-        window = record.rope.window
-        dtype = precision(record.n_pos, window)
-        counts = running_sums(torch.ones(record.n_pos, dtype=torch.float64), window)
-        # Rows are centred, so any vector may be taken off all keys: less is left to be rounded.
-        common = mean_key(record.k)
-        q, k = record.q.to(dtype), (record.k - common).to(dtype)
-        of_q, of_k, means = centred(q, k, counts, window)
-        variance = visible_products([q], of_q, [k], of_k, window)[0, 0]
-        total = variance.sum(dim=1)
-        means = means + by_key_head(q, common.to(dtype)[None]).sum(dim=-1)
-        has_variance = total > LEAST_VARIANCE * (total + counts @ means**2)
-        return _Moments(counts, variance, has_variance)
+        window, kept = record.rope.window, torch.ones(record.n_pos, dtype=torch.float64)
+        variance = total = of_means = torch.empty(0)
+        for dtype in precisions(record.n_pos, window):
+            q, k, of_means = centred_rows(record.q, record.k, kept, window, dtype)
+            x, y = q[..., :-1], k[..., :-1]
+            variance = visible_products([x], q, [y], k, window)[0, 0]
+            total = variance.sum(dim=1)
+            if is_precise(total, x, y):
+                break
+        has_variance = total > LEAST_VARIANCE * (total + of_means)
+        return _Moments(running_sums(kept, window), variance, has_variance)
 
     def shares(
         self, rope: LayerRope

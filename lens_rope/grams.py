@@ -6,7 +6,8 @@ block's own scores. Nothing of the size of query times key is formed. Products a
 of the queries and keys, and what is carried from block to block is in float64. A sliding window is
 the difference of two such sums, over all keys up to the query and over those that have left the
 window, and needs float64, so that the difference costs no digit that matters. Elsewhere float32
-will do (`precision`) once the mean key is taken off (`mean_key`), which centred rows do not see.
+will do once the mean key is taken off, which centred rows do not see (`centred_rows`), unless
+queries are so nearly orthogonal to keys that sums over keys cancel (`is_precise`).
 """
 
 from __future__ import annotations
@@ -23,27 +24,40 @@ if TYPE_CHECKING:
 LEAST_VARIANCE = 1e-12
 """Less than this part of the sum of squares is the rounding of equal numbers, and no variance."""
 
+_CANCELLED = 1e-3
+"""Products whose squares sum to less than this part of what the lengths allow need float64."""
+
 _BLOCK = 64
 """Positions per block: about `d_head`, where both ways of adding up cost the same."""
 
 
-def precision(n_pos: int, window: int | None) -> torch.dtype:
-    """What the sums over this many positions need: float64 where a window cuts keys off."""
-    return torch.float32 if window is None or window >= n_pos else torch.float64
+def precisions(n_pos: int, window: int | None) -> tuple[torch.dtype, ...]:
+    """What to sum in: float32, then float64 where that is not `is_precise`.
+
+    Float64 alone where a window cuts keys off.
+    """
+    if window is None or window >= n_pos:
+        return torch.float32, torch.float64
+    return (torch.float64,)
 
 
-def mean_key(
-    k: Float[torch.Tensor, "pos kv_head d_head"], kept: Float[torch.Tensor, " pos"] | None = None
-) -> Float[torch.Tensor, "kv_head d_head"]:
-    """`[kv_head, d_head]` Mean over the keys, float64; what centred rows do not depend on.
+def is_precise(
+    total: Float[torch.Tensor, " head"],
+    q: Float[torch.Tensor, "pos head d_head"],
+    k: Float[torch.Tensor, "pos kv_head d_head"],
+) -> bool:
+    """Whether the precision of `q` and `k` tells the sum of the squares of their products.
 
     Args:
+        total: `[head]` Sum over all queries and the keys up to each of `(q[m] . k[n])²`.
+        q: `[pos, head, d_head]` Queries.
         k: `[pos, kv_head, d_head]` Keys.
-        kept: `[pos]` 1 where a position is a key, else 0; None takes all.
     """
-    if kept is None:
-        return k.mean(dim=0, dtype=torch.float64)
-    return torch.tensordot(kept, k.double(), 1) / kept.sum().clamp_min(1)
+    if q.dtype == torch.float64:
+        return True
+    of_q, of_k = (x.square().sum(dim=-1, keepdim=True).double() for x in (q, k))
+    largest = by_key_head(of_q, running_sums(of_k)).sum(dim=(0, 2))
+    return bool((total >= _CANCELLED * largest).all())
 
 
 def running_sums(
@@ -76,8 +90,7 @@ def visible_products(
 
     Args:
         x: `[pos, head, c]` each. Values of the queries; several parts at once.
-        q: `[pos, head, d_head]` Queries, all in one precision, see `precision`. `centred` takes off
-            the mean of each row of products.
+        q: `[pos, head, d_head]` Queries, all in one precision, see `precisions`.
         y: `[pos, kv_head, c]` each. Values of the keys. A key head serves `head // kv_head`
             consecutive query heads.
         k: `[pos, kv_head, d_head]` Keys.
@@ -94,32 +107,43 @@ def visible_products(
     return total.permute(0, 3, 1, 2, 4).flatten(2, 3)
 
 
-def centred(
+def centred_rows(
     q: Float[torch.Tensor, "pos head d_head"],
     k: Float[torch.Tensor, "pos kv_head d_head"],
-    counts: Float[torch.Tensor, " pos"],
-    window: int | None = None,
+    kept: Float[torch.Tensor, " pos"],
+    window: int | None,
+    dtype: torch.dtype,
 ) -> tuple[
     Float[torch.Tensor, "pos head d_head_and_1"],
     Float[torch.Tensor, "pos kv_head d_head_and_1"],
-    Float[torch.Tensor, "pos head"],
+    Float[torch.Tensor, " head"],
 ]:
     """Queries and keys whose products are those of `q` and `k` less the mean of each query's row.
 
     Args:
         q: `[pos, head, d_head]` Queries.
-        k: `[pos, kv_head, d_head]` Keys, zero where a position is no key.
-        counts: `[pos]` Number of keys that each query sees, at least 1.
+        k: `[pos, kv_head, d_head]` Keys.
+        kept: `[pos]` 1 where a position is a query and a key, else 0, float64.
         window: Sliding window in tokens, or None.
+        dtype: Precision of the result.
 
     Returns:
-        `[pos, head, d_head + 1]` and `[pos, kv_head, d_head + 1]` with the mean as one more
-        component, and `[pos, head]` the means, float64.
+        `[pos, head, d_head + 1]` and `[pos, kv_head, d_head + 1]` less the mean key and with the
+        mean of the row as one more component, and `[head]` the sum of the squares of the means over
+        all visible (m, n), float64.
     """
-    sums = running_sums(k.double(), window).to(q.dtype)
-    means = by_key_head(q, sums).sum(dim=-1) / counts[:, None]
+    counts = running_sums(kept, window).clamp_min(1)
+    # Any vector may be taken off all keys where rows are centred: less is left to be rounded.
+    common = torch.tensordot(kept, k.double(), 1) / kept.sum().clamp_min(1)
+    k = ((k - common) * kept[:, None, None]).to(dtype)
+    wide = q.to(dtype)
+    sums = running_sums(k.double(), window).to(dtype)
+    means = by_key_head(wide, sums).sum(dim=-1) / counts[:, None]
     one = k.new_ones(()).expand(*k.shape[:2], 1)
-    return torch.cat([q, -means[..., None].to(q.dtype)], dim=-1), torch.cat([k, one], dim=-1), means
+    of_q, of_k = torch.cat([wide, -means[..., None].to(dtype)], dim=-1), torch.cat([k, one], dim=-1)
+    of_q[kept == 0] = 0  # a query of zero adds nothing to any sum
+    means = means + by_key_head(wide, common.to(dtype)[None]).sum(dim=-1)
+    return of_q, of_k, (counts * kept) @ means**2
 
 
 def by_key_head(

@@ -19,11 +19,9 @@ import torch
 from lens_rope.errors import InputError
 from lens_rope.grams import (
     LEAST_VARIANCE,
-    by_key_head,
-    centred,
-    mean_key,
-    precision,
-    running_sums,
+    centred_rows,
+    is_precise,
+    precisions,
     visible_products,
 )
 from lens_rope.offsets import LayerOffsets, SideOffsets
@@ -131,18 +129,18 @@ def layer_offset_shares(
     """
     kept = torch.ones(record.n_pos, dtype=torch.float64)
     kept[list(left_out)] = 0
-    window = record.rope.window
-    dtype = precision(record.n_pos, window)
-    counts = running_sums(kept, window).clamp_min(1)
-    # Products are centred over the keys of a query, so that any vector may be taken off all keys:
-    # less is left to be rounded. A query of zero adds nothing to any sum, and nor does a key.
-    common = mean_key(record.k, kept)
-    k = ((record.k - common) * kept[:, None, None]).to(dtype)
-    q, k, means = centred(record.q.to(dtype), k, counts, window)
-    q[list(left_out)] = 0
-    parts = np.zeros((record.n_heads, len(PARTS)))
-    if offsets.is_known:  # the mean of few tokens is no offset, and of none no number
-        parts = record.scale**2 * _parts(record, offsets, q, k, kept, means, counts, common)
+    q, k, parts = torch.empty(0), torch.empty(0), np.zeros((record.n_heads, len(PARTS)))
+    for dtype in precisions(record.n_pos, record.rope.window):
+        q, k, of_means = centred_rows(record.q, record.k, kept, record.rope.window, dtype)
+        if not offsets.is_known:  # the mean of few tokens is no offset, and of none no number
+            break
+        found = _parts(record, offsets, q, k, kept.to(dtype))
+        total = found.sum(dim=1)
+        if is_precise(total, q[..., :-1], k[..., :-1]):
+            # What rounding leaves of the variance of rows of equal scores is not shared out.
+            has_variance = total > LEAST_VARIANCE * (total + of_means)
+            parts = record.scale**2 * torch.where(has_variance[:, None], found, 0.0).numpy()
+            break
     same, square, n_repeats = _repeats(record, token_ids, kept, q, k)
     return OffsetShares(
         layer=record.rope.layer,
@@ -160,21 +158,12 @@ def _parts(
     q: Float[torch.Tensor, "pos head c"],
     k: Float[torch.Tensor, "pos kv_head c"],
     kept: Float[torch.Tensor, " pos"],
-    means: Float[torch.Tensor, "pos head"],
-    counts: Float[torch.Tensor, " pos"],
-    common: Float[torch.Tensor, "kv_head d_head"],
-) -> Float[np.ndarray, "head part"]:
+) -> Float[torch.Tensor, "head part"]:
     """`[head, part]` Sums of a part times the centred product of query and key, without scale."""
     queries, keys = _split(record, offsets, q.dtype)
-    kept = kept.to(q.dtype)[:, None, None]
-    keys = [part * kept for part in keys]
+    keys = [part * kept[:, None, None] for part in keys]
     products = visible_products(queries, q, keys, k, record.rope.window)
-    parts = products.sum(dim=3).flatten(0, 1).T
-    total = parts.sum(dim=1)
-    of_common = by_key_head(record.q, common.to(record.q.dtype)[None]).sum(dim=-1)
-    square = total + (counts * kept[:, 0, 0]) @ (means + of_common) ** 2
-    # Rows of equal scores have no variance, and what rounding leaves of it is not shared out.
-    return torch.where((total > LEAST_VARIANCE * square)[:, None], parts, 0.0).numpy()
+    return products.sum(dim=3).flatten(0, 1).T
 
 
 def merge_offset_shares(shares: Iterable[OffsetShares]) -> OffsetShares:

@@ -46,7 +46,7 @@ COLLAPSED = 0.1
 EXACT_PAIRS = 5
 """The strongest pairs are removed for many queries; the others, for the control, for few."""
 
-REMOVAL_QUERIES = 512
+REMOVAL_QUERIES = 1024
 """Evenly spaced queries behind the removal of the strongest pairs; all where there are fewer."""
 
 CONTROL_QUERIES = 128

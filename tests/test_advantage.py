@@ -186,14 +186,16 @@ def test_arithmetic_is_that_of_float64():
 
 @pytest.mark.parametrize("chunk", [1, 10**9])
 @pytest.mark.parametrize("slots", [1, 7, 10**9])
-def test_all_heads_at_once_are_the_same_as_each(monkeypatch, chunk, slots):
-    """Whatever is taken together: key heads, entries of a user's weights, targets."""
+@pytest.mark.parametrize("products", [1, 1500, 10**9])
+def test_all_heads_at_once_are_the_same_as_each(monkeypatch, chunk, slots, products):
+    """Whatever is taken together: key heads, entries of a user's weights, targets, queries."""
     record = planted.random_record(30, n_heads=6, n_kv=3)
     targets = [target for target, _, _ in targets_by_hand(record).values()]
     targets += [*repeat_targets([0, 1, 1, 2, 0] * 6, None), previous_target(1)]
     each = [[advantage(record, head, target) for head in range(6)] for target in targets]
     monkeypatch.setattr("lens_rope.advantage._CHUNK", chunk)
     monkeypatch.setattr("lens_rope.advantage._SLOTS", slots)
+    monkeypatch.setattr("lens_rope.advantage._PRODUCTS", products)
     together = target_advantages(record, targets)
     for target, heads, expected in zip(targets, together, each, strict=True):
         for mine, other in zip(heads, expected, strict=True):

@@ -126,12 +126,14 @@ def test_rows_that_a_learned_sink_takes_whole_are_left_out():
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("size", [1, 5, 16, 50])
-def test_the_size_of_blocks_makes_no_difference(shape, size):
+@pytest.mark.parametrize("entries", [1, 150, 2**20])
+def test_the_size_of_blocks_makes_no_difference(monkeypatch, shape, size, entries):
     record = planted.random_record(53, size=2.0, **SHAPES[shape])
     window = record.rope.window
     tokens = ([0, 1, 2] * 18)[:53]
     targets = [previous_target(53), sink_target(3, 53, window), *repeat_targets(tokens, window)]
     whole = read_attention(record, targets, block=53)
+    monkeypatch.setattr("lens_rope.attention._ENTRIES", entries)
     parts = read_attention(record, targets, block=size)
     for name in ("received", "previous", "learned", "entropy"):
         np.testing.assert_allclose(getattr(parts, name), getattr(whole, name), atol=1e-6)

@@ -3,6 +3,8 @@
 Oracle: the dense `[query, key]` square of each head, masked by hand.
 """
 
+import dataclasses
+
 import numpy as np
 import planted
 import pytest
@@ -15,7 +17,7 @@ from lens_rope.decomposition import (
     layer_pair_summaries,
     pair_shares,
 )
-from lens_rope.grams import centred, precision, running_sums, visible_products
+from lens_rope.grams import centred_rows, precisions, running_sums, visible_products
 
 # Around the 64 positions of a block, with windows within and across them.
 SHAPES = [
@@ -41,35 +43,36 @@ def test_products_equal_the_dense_ones(n_pos, window, offset):
     visible = seen(n_pos, window) & kept
     counts = np.maximum(visible.sum(axis=1), 1)
     of_q, of_x, of_k, of_y = (torch.from_numpy(a) for a in (q, x, k, y))
-    counted = torch.from_numpy(counts).double()
-    centred_q, centred_k, means = centred(of_q, of_k, counted, window)
+    of_kept = torch.from_numpy(kept).double()
+    *rows, squares = centred_rows(of_q, of_k, of_kept, window, torch.float64)
     for centre in (False, True):
-        pair = (centred_q, centred_k) if centre else (of_q, of_k)
+        pair = rows if centre else (of_q, of_k)
         found = visible_products(list(of_x), pair[0], list(of_y), pair[1], window)
         expected = np.empty((2, 3, 6, 5))
         for head in range(6):
             scores = np.where(visible, q[:, head] @ k[:, head // 3].T, 0)
             row = scores.sum(axis=1, keepdims=True) / counts[:, None]
             if centre:
-                np.testing.assert_allclose(means[:, head], row[:, 0], atol=1e-10)
+                square = (counts * kept) @ row[:, 0] ** 2
+                np.testing.assert_allclose(squares[head], square, rtol=1e-9)
                 scores = np.where(visible, scores - row, 0)
             expected[:, :, head] = np.einsum(
                 "xmc,mn,ync->xyc", x[:, :, head], scores, y[:, :, head // 3], optimize=True
             )
         size = 1 + np.abs(expected).max()
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9 * size)
-        if not offset and precision(n_pos, window) == torch.float32:
-            single = visible_products(
-                list(of_x.float()), pair[0].float(), list(of_y.float()), pair[1].float(), window
-            )
-            assert single.dtype == torch.float64
-            np.testing.assert_allclose(single, expected, rtol=0, atol=1e-6 * size)
+        if centre and torch.float32 in precisions(n_pos, window):
+            *single, _ = centred_rows(of_q, of_k, of_kept, window, torch.float32)
+            x32, y32 = list(of_x.float()), list(of_y.float())
+            found = visible_products(x32, single[0], y32, single[1], window)
+            assert found.dtype == torch.float64
+            np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6 * size)
 
 
 def test_a_window_that_cuts_keys_off_needs_float64():
-    """Elsewhere no sum is the difference of two, and float32 products do."""
-    assert precision(500, 499) == torch.float64
-    assert precision(500, 500) == precision(500, None) == torch.float32
+    """Elsewhere no sum is the difference of two, and float32 is tried first."""
+    assert precisions(500, 499) == (torch.float64,)
+    assert precisions(500, 500) == precisions(500, None) == (torch.float32, torch.float64)
 
 
 @pytest.mark.parametrize(("n_pos", "window"), SHAPES)
@@ -131,6 +134,46 @@ def test_all_heads_of_a_long_prompt(shape):
         np.testing.assert_allclose(one.by_pair().share, summary.share, rtol=0, atol=1e-6)
         np.testing.assert_allclose(one.by_distance().mean, profile.mean, atol=1e-12)
     np.testing.assert_array_equal(pair_shares(record), [s.share for s in summaries])
+
+
+def test_what_all_keys_share_costs_no_digits():
+    """Shares of deviations that are a thousandth of the scores."""
+    record = random_capture(n_pos=333, rotary_dim=6, start=2).layer(5)
+    record = dataclasses.replace(record, k=record.k + 1000)
+    shares, visible = pair_shares(record), seen(333, None)
+    for head in range(4):
+        q, k = record.q[:, head].double(), record.k[:, record.kv_head(head)].double()
+        parts = [(q[:, c] @ k[:, c].T).numpy() for c in np.stack(record.rope.components, 1)]
+        scores = (q @ k.T).numpy()
+        row = (scores * visible).sum(axis=1, keepdims=True) / visible.sum(axis=1, keepdims=True)
+        deviation = np.where(visible, scores - row, 0)
+        expected = [(deviation * part).sum() / (deviation**2).sum() for part in parts]
+        np.testing.assert_allclose(shares[head], expected, rtol=0, atol=1e-6)
+
+
+def test_queries_nearly_orthogonal_to_keys_have_shares_in_float64():
+    """Sums over keys cancel, and what float32 would leave of them is not shared out."""
+    rng = np.random.default_rng(0)
+    shares = []
+    for size in (1e-4, 0.0):
+        plant = planted.Plant(300)
+        plant.rest_q[:, :2] = 0.3, 0.7
+        across, along = rng.normal(size=(2, 300, 1))
+        plant.rest_k[:, :2] = 7.7 + across * [0.7, -0.3] + size * along * [0.3, 0.7]
+        plant.z_k[:, 3] = size * rng.normal(size=300)
+        plant.z_q[:, 3] = 1
+        record = planted.planted_record([plant])
+        found = layer_pair_summaries(record)[0]
+        shares.append(found.pass_through_share)
+        q, k = record.q[:, 0].double().numpy(), record.k[:, 0].double().numpy()
+        rest = record.rope.pass_components
+        scores, part, visible = q @ k.T, q[:, rest] @ k[:, rest].T, seen(300, None)
+        row = (scores * visible).sum(axis=1, keepdims=True) / visible.sum(axis=1, keepdims=True)
+        deviation = np.where(visible, scores - row, 0)
+        if size:
+            expected = (deviation * part).sum() / (deviation**2).sum()
+            assert found.pass_through_share == pytest.approx(expected, abs=1e-6)
+    assert np.isnan(shares[1])
 
 
 def test_rows_of_equal_scores_have_no_shares():

@@ -164,7 +164,6 @@ def test_the_model_is_left_as_it_was(attention: Any, ends: str) -> None:
     model = zoo.bridge("gemma3")
     config: Any = model.original_model.config
     host = host_of(model)
-    assert host.fused_refusal(host.attention_layers) is None
 
     def state() -> tuple[Any, ...]:
         points = [m for m in model.modules() if isinstance(m, HookPoint)]
@@ -182,6 +181,9 @@ def test_the_model_is_left_as_it_was(attention: Any, ends: str) -> None:
             raise KeyError("mine")
 
     before = state()
+    assert before[0] == "eager"
+    # A trial run, which must leave nothing behind either.
+    assert host.fused_refusal(host.attention_layers) is None
     try:
         host.read(zoo.tokens(N_TOKENS)[0].tolist(), [0, 1], visit, attention)
     except KeyError as error:

@@ -89,12 +89,14 @@ def test_one_token_and_no_removals():
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_heads_together_and_small_blocks(monkeypatch, shape):
+@pytest.mark.parametrize("rows", [1, 7, 64])
+def test_heads_together_and_small_blocks(monkeypatch, shape, rows):
     record = planted.random_record(30, **SHAPES[shape])
     heads = range(record.n_heads)
     removals = [[[head % 4], [], [1, 3]] for head in heads]
     alone = [shares_without(record, head, 4, removals[head]) for head in heads]
-    monkeypatch.setattr("lens_rope.removal._BLOCK_VALUES", 700)
+    monkeypatch.setattr("lens_rope.removal._BLOCK_VALUES", 700 * rows)
+    monkeypatch.setattr("lens_rope.removal._ROWS", rows)
     together, error = head_shares_without(record, list(heads), 4, removals)
     np.testing.assert_allclose(together, alone, rtol=1e-5)
     assert error.shape == together.shape and not error.any()
