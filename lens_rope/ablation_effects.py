@@ -257,7 +257,7 @@ def ablation_report(
     Raises:
         InputError: As `ablate_frequencies` and `capture`; a head has no other pairs; or the model
             is inside `ablate_frequencies` already.
-        PromptError: A prompt is empty, or longer than the model's context.
+        PromptError: A prompt is empty, longer than the model can run, or does not fit in memory.
         UnsupportedModelError: As `ablate_frequencies`.
         VerificationError: As `ablate_frequencies`.
     """
@@ -270,7 +270,9 @@ def ablation_report(
     heads: dict[int, list[int]] = {}
     for layer, head in _by_head(plans):
         heads.setdefault(layer, []).append(head)
-    stream = LayerStream(model, sorted(plans))
+    # As the runs without the pairs, whose patterns are compared: another way of computing attention
+    # rounds in another way.
+    stream = LayerStream(model, sorted(plans), attention="eager")
     rows = token_rows(model, prompts)
     names = [f"prompt {i}" for i in range(len(rows))] if names is None else names
     if len(names) != len(rows):
@@ -526,7 +528,7 @@ def _attention(
     # Rotated values give the score as they are: the sum over pairs and pass-through, in one.
     q, k = (x.to(device).movedim(1, 0) for x in (record.scale * record.q, record.k))
     sinks = None if record.sinks is None else record.sinks.to(device)
-    distance = torch.zeros(len(heads), dtype=torch.float64, device=device)
+    distance = torch.zeros(len(heads), dtype=torch.float64)
     for block in query_blocks(n_pos, window, device=device):
         scores = soft_capped(q[:, block.rows] @ k[:, block.keys].mT, record.softcap)
         visible = torch.tensor(True) if block.hidden is None else ~block.hidden
@@ -534,11 +536,13 @@ def _attention(
         change = pattern[:, block.rows, block.keys][heads].float() - was
         # What is missing from a row goes to the learned sink.
         moved = 0.5 * (change.abs().sum(dim=-1) + change.sum(dim=-1).abs())
-        distance += moved.sum(dim=-1, dtype=torch.float64)
+        distance += moved.cpu().sum(dim=-1, dtype=torch.float64)
     at = torch.tensor([int(before.shares.sink_position[head]) for head in before.heads])
-    seen_by = (n_pos - at).clamp(max=n_pos if window is None else window).to(device)
-    received = pattern[heads, :, at.to(device)].sum(dim=1, dtype=torch.float64) / seen_by
-    previous = pattern.diagonal(-1, dim1=1, dim2=2)[heads].double().mean(dim=1)  # nan for one token
+    seen_by = (n_pos - at).clamp(max=n_pos if window is None else window)
+    # On the CPU: some accelerators have no float64.
+    received = pattern[heads, :, at.to(device)].cpu().sum(dim=1, dtype=torch.float64) / seen_by
+    # nan for one token
+    previous = pattern.diagonal(-1, dim1=1, dim2=2)[heads].cpu().double().mean(dim=1)
     return torch.stack([received, previous, distance / n_pos], dim=1)
 
 

@@ -32,12 +32,15 @@ from lens_rope.grams import (
 )
 from lens_rope.records import LayerCapture, Prompt, RotaryCapture
 from lens_rope.results import DistanceProfile, PairSummary, ScoreBreakdown
-from lens_rope.rotation import to_pairs
+from lens_rope.rotation import split, to_pairs
 from lens_rope.spec import LayerRope
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
     from jaxtyping import Bool, Complex, Float
+
+_SPECTRUM_VALUES = 2**22
+"""Numbers of the spectra that are formed at a time, at most, as long as a key head has no more."""
 
 
 def decompose(
@@ -294,28 +297,31 @@ def layer_distance_profiles(record: LayerCapture) -> tuple[DistanceProfile, ...]
     """
     from scipy.fft import next_fast_len
 
-    rope, n_pos = record.rope, record.n_pos
+    rope, n_pos, n_kv = record.rope, record.n_pos, record.n_kv_heads
     reach = n_pos if rope.window is None else min(n_pos, rope.window)
     distance = np.arange(reach)
     count = n_pos - distance
     # Long enough that negative distances do not wrap around to those that are wanted.
-    length = next_fast_len(n_pos + reach - 1, real=True)
-    first, second = (torch.as_tensor(c) for c in rope.components)
-    rest = torch.as_tensor(rope.pass_components)
+    length = int(next_fast_len(n_pos + reach - 1, real=True) or 0)
+    queries = record.q.unflatten(1, (n_kv, -1)).permute(1, 2, 3, 0)
+    keys = record.k.permute(1, 2, 0)[:, None]
 
-    def spectrum(x: Float[torch.Tensor, "pos d_head"]) -> Complex[torch.Tensor, "d_head frequency"]:
-        return torch.fft.rfft(x.T.double().contiguous(), length)
+    def spectrum(
+        x: Float[torch.Tensor, "kv group d_head pos"],
+    ) -> Complex[torch.Tensor, "kv group d_head frequency"]:
+        return torch.fft.rfft(x.double(), length)
 
-    profiles, kv, of_key = [], -1, torch.empty(0)
-    for head in range(record.n_heads):
-        if record.kv_head(head) != kv:
-            kv = record.kv_head(head)
-            of_key = spectrum(record.k[:, kv]).conj().resolve_conj()
+    profiles: list[DistanceProfile] = []
+    step = max(1, _SPECTRUM_VALUES // (length * rope.d_head * (queries.shape[1] + 1)))
+    for start in range(0, n_kv, step):
+        kv = slice(start, start + step)
         # A pair's contribution is two products of real components.
-        product = spectrum(record.q[:, head]).mul_(of_key)
-        sums = torch.cat([product[first] + product[second], product[rest].sum(0, keepdim=True)])
-        mean = torch.fft.irfft(sums, length)[:, :reach].numpy() * (record.scale / count)
-        profiles.append(DistanceProfile(distance, count, mean[:-1].T, mean[-1], rope))
+        product = spectrum(queries[kv]).mul_(spectrum(keys[kv]).conj())
+        first, second, rest = split(product.movedim(2, -1), rope)
+        sums = torch.cat([first + second, rest.sum(dim=-1, keepdim=True)], dim=-1)
+        mean = torch.fft.irfft(sums.movedim(-1, 2), length)[..., :reach].flatten(0, 1).numpy()
+        mean *= record.scale / count
+        profiles += [DistanceProfile(distance, count, x[:-1].T, x[-1], rope) for x in mean]
     return tuple(profiles)
 
 

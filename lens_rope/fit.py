@@ -88,8 +88,9 @@ def _misfit(rope: LayerRope, reading: LayerReading) -> float:
         return np.inf if np.isnan(errors).any() else max(errors)
     if reading.rows is None and len(positions) < n_pos:
         rows = positions.to(reading.q.device)
+        scores = None if reading.scores is None else reading.scores[:, rows]
         reading = dataclasses.replace(
-            reading, rows=rows, scores=reading.scores[:, rows], pattern=reading.pattern[:, rows]
+            reading, rows=rows, scores=scores, pattern=reading.pattern[:, rows]
         )
     error = score_errors(*rotated(reading, rope), rope, reading)[1]
     return np.inf if np.isnan(error) else error

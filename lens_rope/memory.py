@@ -93,7 +93,8 @@ def estimate_bytes(shape: MemoryShape, n_tokens: int) -> int:
     if shape.attention == "eager":
         # A mask of one head beside the scores of all.
         return total + (shape.squares * shape.n_heads + 1) * n_tokens**2 * shape.itemsize
-    return total + _SAMPLED_BYTES
+    squares = 2 * shape.squares * shape.n_heads * n_tokens**2 * shape.itemsize
+    return total + min(_SAMPLED_BYTES, squares)
 
 
 def longest_that_fits(shape: MemoryShape, available: int) -> int:
@@ -197,9 +198,9 @@ def _machine_left() -> int | None:
 def _group_left(root: Path = Path("/sys/fs/cgroup")) -> list[int]:
     """What the control group's limits leave, in bytes; page cache of files counts as free."""
     left = []
-    for folder, limit, usage, cache in (
-        (root, "memory.max", "memory.current", "inactive_file"),
-        (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    for folder, limit, usage, prefix in (
+        (root, "memory.max", "memory.current", ""),
+        (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
     ):
         try:
             most = int((folder / limit).read_text())
@@ -207,5 +208,6 @@ def _group_left(root: Path = Path("/sys/fs/cgroup")) -> list[int]:
             stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
         except (OSError, ValueError):  # no such group, or no limit ("max")
             continue
-        left.append(max(0, most - used + int(stat.get(cache, 0))))
+        cached = sum(int(stat.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
+        left.append(max(0, most - used + cached))
     return left

@@ -45,14 +45,16 @@ def split(
     """As `to_pairs`, each pair as two real numbers, without a copy where that can be.
 
     Args:
-        x: Queries or keys, last axis `d_head`. Values below float32 are widened to float32.
+        x: Queries or keys, or their spectra, last axis `d_head`. Values below float32 are widened
+            to float32.
         rope: The layer's rotation, which names the pairs.
 
     Returns:
         `[..., pair]` first and second components of the pairs, and `[..., rest]` the pass-through.
     """
-    if not x.dtype.is_floating_point or torch.finfo(x.dtype).bits < 32:
-        x = x.float()
+    wide = torch.promote_types(x.dtype, torch.float32)
+    if wide != x.dtype:
+        x = x.to(wide)
     first, second = rope.component_slices
     stop = rope.rotary_start + rope.rotary_dim
     before, after = x[..., : rope.rotary_start], x[..., stop:]

@@ -19,7 +19,7 @@ from lens_rope.errors import InputError, PromptError, UnsupportedModelError
 from lens_rope.fit import MIN_TOKENS, fit_rope, rotated
 from lens_rope.hosts import Attention, Host, LayerReading, host_of
 from lens_rope.hosts.editing import layers_changed_after_rotation
-from lens_rope.memory import MemoryShape, check_fits
+from lens_rope.memory import MemoryShape, available_bytes, check_fits, estimate_bytes
 from lens_rope.records import LayerCapture, ModelInfo, Prompt
 from lens_rope.spec import LayerRope, ranges
 from lens_rope.text import starts_with_bos, token_texts
@@ -88,7 +88,7 @@ class LayerStream:
                 "outside)"
             )
         if attention == "fused":
-            self._refuse_unfused(self.layers)
+            self._refuse_unfused(self._run_layers("fused"))
 
     def attention_for(self, n_tokens: int, *, logits: bool = False) -> Attention:
         """How attention is computed for a prompt of this length.
@@ -97,12 +97,16 @@ class LayerStream:
             n_tokens: Its number of tokens.
             logits: Whether the model runs to its end.
         """
-        layers = self.host.attention_layers if logits else self.layers
         if self._attention == "eager" or self._attention == "fused":
             return self._attention
         info = self.host.info
         scores = info.n_heads * n_tokens**2 * getattr(torch, info.dtype).itemsize
         is_large = scores > MAX_EAGER_BYTES
+        if not is_large:
+            available = available_bytes(self._device)
+            shape = self._memory_shape("eager", logits=logits)
+            is_large = available is not None and estimate_bytes(shape, n_tokens) > available
+        layers = self._run_layers("fused", logits=logits)
         return "fused" if is_large and self.host.fused_refusal(layers) is None else "eager"
 
     def prompt(self, name: str, token_ids: Sequence[int], max_tokens: int | None = None) -> Prompt:
@@ -143,8 +147,28 @@ class LayerStream:
         Raises:
             PromptError: It takes more than there is; the error has both and the longest that fits.
         """
+        shape = self._memory_shape(
+            self.attention_for(n_tokens, logits=logits), kept_layers=kept_layers, logits=logits
+        )
+        check_fits(shape, n_tokens, name=name, device=self._device)
+
+    def fits(self, n_tokens: int, *, logits: bool = False) -> bool:
+        """Whether `refuse_unfit` lets a prompt of this length pass; arguments as there."""
+        try:
+            self.refuse_unfit("the prompt", n_tokens, logits=logits)
+        except PromptError:
+            return False
+        return True
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.host.model.parameters()).device
+
+    def _memory_shape(
+        self, attention: Attention, *, kept_layers: int = 1, logits: bool = False
+    ) -> MemoryShape:
         info, cfg, n_layers = self.host.info, self.host.model.cfg, len(self.layers)
-        shape = MemoryShape(
+        return MemoryShape(
             n_layers=n_layers,
             n_heads=info.n_heads,
             n_kv_heads=info.n_kv_heads,
@@ -153,13 +177,11 @@ class LayerStream:
             d_mlp=int(getattr(cfg, "d_mlp", None) or 4 * cfg.d_model),
             d_vocab=int(cfg.d_vocab),
             itemsize=getattr(torch, info.dtype).itemsize,
-            attention=self.attention_for(n_tokens, logits=logits),
+            attention=attention,
             squares=self.host.score_arrays,
             kept_layers=min(kept_layers, n_layers),
             logits=logits,
         )
-        device = next(self.host.model.parameters()).device
-        check_fits(shape, n_tokens, name=name, device=device)
 
     def run(self, prompt: Prompt, visit: Visit) -> None:
         """Runs one prompt as far as the last layer that is read; the model is left as it was.
@@ -175,7 +197,9 @@ class LayerStream:
         """
         attention = self.attention_for(len(prompt))
         self.refuse_unfit(prompt.name, len(prompt))
-        self.host.read(prompt.token_ids, self.layers, self._verified(prompt, visit), attention)
+        layers = self._run_layers(attention)
+        take = self._verified(prompt, layers, visit)
+        self.host.read(prompt.token_ids, layers, take, attention)
 
     def run_to_logits(self, prompt: Prompt, visit: Visit) -> Float[torch.Tensor, "pos vocab"]:
         """As `run`, and on to the model's end.
@@ -190,11 +214,12 @@ class LayerStream:
             VerificationError: As `run`.
         """
         if self._attention == "fused":
-            self._refuse_unfused(self.host.attention_layers)
+            self._refuse_unfused(self._run_layers("fused", logits=True))
         attention = self.attention_for(len(prompt), logits=True)
         self.refuse_unfit(prompt.name, len(prompt), logits=True)
-        take = self._verified(prompt, visit)
-        return self.host.read_logits(prompt.token_ids, self.layers, take, attention)
+        layers = self._run_layers(attention, logits=True)
+        take = self._verified(prompt, layers, visit)
+        return self.host.read_logits(prompt.token_ids, layers, take, attention)
 
     def info(self, record: LayerCapture) -> ModelInfo:
         """Name and shape of the model.
@@ -221,6 +246,21 @@ class LayerStream:
                 f"no layer of {self.host.info.name} rotates its queries and keys"
             )
 
+    def _run_layers(self, attention: Attention, *, logits: bool = False) -> tuple[int, ...]:
+        """The layers that are verified.
+
+        In a fused pass all that run: the attention of each is not the host's own, and what comes
+        after a layer rests on it.
+        """
+        if attention == "eager":
+            return self.layers
+        changed = layers_changed_after_rotation(self._model)
+        return tuple(
+            layer
+            for layer in self.host.attention_layers
+            if (logits or layer <= self.layers[-1]) and layer not in changed
+        )
+
     def _refuse_unfused(self, layers: Sequence[int]) -> None:
         reason = self.host.fused_refusal(layers)
         if reason is not None:
@@ -229,8 +269,10 @@ class LayerStream:
                 'attention="auto" or "eager", with fewer tokens where memory is short'
             )
 
-    def _verified(self, prompt: Prompt, visit: Visit) -> Callable[[LayerReading], None]:
-        ropes = _short_prompt_ropes(self.host, prompt, self.layers)
+    def _verified(
+        self, prompt: Prompt, layers: tuple[int, ...], visit: Visit
+    ) -> Callable[[LayerReading], None]:
+        ropes = _short_prompt_ropes(self.host, prompt, layers)
         name = self.host.info.name
 
         def take(reading: LayerReading) -> None:
@@ -238,7 +280,9 @@ class LayerStream:
             rope = ropes.get(reading.layer) or fit_rope(reading)
             if self._context is not None:
                 rope = dataclasses.replace(rope, trained_context=self._context)
-            visit(_layer_capture(reading, rope, name))
+            record = _layer_capture(reading, rope, name)
+            if reading.layer in self.layers:
+                visit(record)
 
         return take
 

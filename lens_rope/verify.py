@@ -212,7 +212,7 @@ def _compared_block(
         ours = ours.div_(reading.softcap).tanh_().mul_(reading.softcap)
     pattern = reading.pattern[:, block.rows, block.keys]
     is_compared = ours.new_ones(len(ours))
-    if reading.route == "hook_cos_pattern":
+    if reading.route == "hook_cos_pattern" or reading.scores is None:
         scores = ours.clone()
         size = _largest(block.hide(ours, 0))
         # The logarithm of a softmax is the score up to a constant per query, as exact as the weight

@@ -15,7 +15,6 @@ from lens_rope.errors import InputError
 from lens_rope.removal import shares_without
 from lens_rope.sink_heads import (
     EXACT_PAIRS,
-    REMOVAL_QUERIES,
     explain_sinks,
     merge_sink_heads,
     sentence,
@@ -363,7 +362,8 @@ def test_heads_that_are_none_are_refused():
         found.head(5, 0)
 
 
-def test_long_prompts_are_sampled_and_say_by_how_much_that_errs():
+def test_long_prompts_are_sampled_and_say_by_how_much_that_errs(monkeypatch):
+    monkeypatch.setattr("lens_rope.sink_heads.REMOVAL_QUERIES", 512)
     record = noisy_sink(700, 3)
     sink = explain_sinks(planted.make_capture(record)).head(0, 1)
     strongest = list(sink.advantage.strongest(EXACT_PAIRS))
@@ -375,11 +375,12 @@ def test_long_prompts_are_sampled_and_say_by_how_much_that_errs():
     assert sink.share_without_best_error == error[sink.best_pair]
     table = explain_sinks(planted.make_capture(record)).to_dataframe()
     assert table["share_without_best_error"].iloc[0] == sink.share_without_best_error
-    some = shares_without(record, 1, sink.position, [[strongest[0]]], max_queries=REMOVAL_QUERIES)
+    some = shares_without(record, 1, sink.position, [[strongest[0]]], max_queries=512)
     assert sink.share_without_best == pytest.approx(some[0], rel=1e-6)
 
 
-def test_errors_of_prompts_are_merged():
+def test_errors_of_prompts_are_merged(monkeypatch):
+    monkeypatch.setattr("lens_rope.sink_heads.REMOVAL_QUERIES", 512)
     records = [noisy_sink(n, n) for n in (700, 600, 100)]
     each = [explain_sinks(planted.make_capture(record)).head(0, 1) for record in records]
     strongest = each[2].advantage.strongest(EXACT_PAIRS)

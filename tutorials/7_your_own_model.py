@@ -771,11 +771,18 @@ refused(lambda: lr.capture(lr.load_model(save("gpt2", gpt2)), texts[0]))
 # There is no frequency to read. Choose another model.
 
 # %%
-refused(lambda: lr.capture(mine, text))
+refused(lambda: lr.capture(mine, text, layers=[99]))
 
 # %% [markdown]
-# **The prompt is longer than the context.** Pass `max_tokens=`, split the text into several
-# prompts, or ask whether the configuration says the right context.
+# **There is no such layer.** Layers, heads and pairs are numbered from 0, as in the model.
+#
+# A prompt that is longer than the trained context is not refused where the model has an angle for
+# every position. It is read, and the capture says so:
+
+# %%
+beyond = lr.capture(mine, text)
+assert beyond.notes
+print(beyond.notes[0])
 
 # %%
 llama4 = transformers.Llama4TextConfig(**llama, num_local_experts=2, intermediate_size_mlp=96)

@@ -46,7 +46,8 @@ class LayerReading:
         inv_freq_candidates: `[pair]` each, arrays the model's own modules hold, in rad/token. They
             are only used where they agree with `cos` and `sin`.
         scores: `[head, row, k_pos]` What the host's own attention makes of queries and keys, after
-            soft-cap; in a fused pass only for the queries in `rows`.
+            soft-cap; in a fused pass only for the queries in `rows`. None where a fused pass shows
+            the pattern alone.
         pattern: `[head, row, k_pos]` Attention after softmax, for the same queries.
         scale: What query-key products are multiplied by.
         softcap: Soft-cap of the scores, or None.
@@ -56,7 +57,8 @@ class LayerReading:
         edit_at: Where queries and keys can be changed in the running model.
         rows: `[row]` The queries, ascending, that `scores` and `pattern` are of; None is all.
         output_error: In a fused pass, the largest difference between its attention output and that
-            of `pattern` and the values, over the queries in `rows`, relative to the largest output.
+            of `pattern` and the values, over the queries in `rows`, relative to the head's largest
+            output; the worst head.
     """
 
     layer: int
@@ -68,7 +70,7 @@ class LayerReading:
     cos: Float[Tensor, "pos width"] | None
     sin: Float[Tensor, "pos width"] | None
     inv_freq_candidates: tuple[Float[np.ndarray, " pair"], ...]
-    scores: Float[Tensor, "head q_pos k_pos"]
+    scores: Float[Tensor, "head q_pos k_pos"] | None
     pattern: Float[Tensor, "head q_pos k_pos"]
     scale: float
     softcap: float | None

@@ -45,14 +45,15 @@ class SampledAttention:
 
     Attributes:
         rows: `[row]` The queries, ascending; None is all.
-        scores: `[head, row, k_pos]` Scores after soft-cap, `-inf` where a query does not see.
+        scores: `[head, row, k_pos]` Scores after soft-cap, `-inf` where a query does not see; None
+            where the host's own attention gives the pattern alone.
         pattern: `[head, row, k_pos]` Attention after softmax.
         output_error: Largest difference of the fused attention output from that of `pattern` and
-            the values, relative to the largest of the latter.
+            the values, relative to the head's largest of the latter; the worst head.
     """
 
     rows: Int[Tensor, " row"] | None
-    scores: Float[Tensor, "head row k_pos"]
+    scores: Float[Tensor, "head row k_pos"] | None
     pattern: Float[Tensor, "head row k_pos"]
     output_error: float
 
@@ -113,43 +114,46 @@ def sampled_blocks(n_pos: int, row_bytes: int) -> list[range]:
 
 def sampled_attention(
     output: Float[Tensor, "pos head d_value"],
-    own: Callable[[range], tuple[Tensor, Tensor, Tensor]],
+    own: Callable[[range], tuple[Tensor | None, Tensor, Tensor]],
     itemsize: int,
 ) -> SampledAttention:
     """Puts a sample of queries through the host's own attention and compares the output.
 
     Args:
         output: `[pos, head, d_value]` Attention output of the fused pass.
-        own: Gives, for a block of queries that ends at `stop`, the host's scores and pattern
-            `[head, row, stop]` over all keys before `stop`, and the output
+        own: Gives, for a block of queries that ends at `stop`, the host's scores (or None) and
+            pattern `[head, row, stop]` over all keys before `stop`, and the output
             `[row, head, d_value]`.
         itemsize: Bytes of one score.
     """
     n_pos, n_heads = output.shape[:2]
     blocks = sampled_blocks(n_pos, n_heads * n_pos * itemsize)
     n_rows = sum(len(block) for block in blocks)
-    scores = pattern = output.new_empty(0)
-    difference = largest = output.new_zeros((), dtype=torch.float32)
+    scores, pattern = None, output.new_empty(0)
+    # By head: one with small values could be wrong in all of them and not show beside the others.
+    difference = largest = output.new_zeros(n_heads, dtype=torch.float32)
     at = 0
     for block in blocks:
         own_scores, own_pattern, own_output = own(block)
         if at == 0:
-            scores = own_scores.new_full((n_heads, n_rows, n_pos), -torch.inf)
+            if own_scores is not None:
+                scores = own_scores.new_full((n_heads, n_rows, n_pos), -torch.inf)
             pattern = own_pattern.new_zeros((n_heads, n_rows, n_pos))
-        scores[:, at : at + len(block), : block.stop] = own_scores
+        if scores is not None and own_scores is not None:
+            scores[:, at : at + len(block), : block.stop] = own_scores
         pattern[:, at : at + len(block), : block.stop] = own_pattern
         at += len(block)
         true = own_output.float()
         # Maxima that keep nan: an output that is no number is not close to anything.
         difference = torch.maximum(
-            difference, (output[block.start : block.stop].float() - true).abs().amax()
+            difference, (output[block.start : block.stop].float() - true).abs().amax(dim=(0, 2))
         )
-        largest = torch.maximum(largest, true.abs().amax())
+        largest = torch.maximum(largest, true.abs().amax(dim=(0, 2)))
     rows = None
     if n_rows < n_pos:
         rows = torch.cat([torch.arange(b.start, b.stop, device=output.device) for b in blocks])
     error = difference / largest.clamp_min(torch.finfo(torch.float32).tiny)
-    return SampledAttention(rows, scores, pattern, float(error))
+    return SampledAttention(rows, scores, pattern, float(error.amax()))
 
 
 def _by_kernel(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:

@@ -252,10 +252,11 @@ class BridgeHost(Host):
                     f"{what} would differ by {float(off):.1e} from what the bridge computes"
                 )
 
+        # Before the pass, which asks for them, and only for as long as nothing goes wrong.
         self._edit_at.update({layer: reading.edit_at for layer, reading in eager.items()})
         try:
             check("logits", self.read_logits(range(n_tokens), layers, compare, "fused"), logits)
-        except UnsupportedModelError:
+        except BaseException:
             self._edit_at.clear()
             raise
 

@@ -29,7 +29,6 @@ from torch import Tensor
 
 from lens_rope.errors import UnsupportedModelError
 from lens_rope.hosts.blocked import SampledAttention, blocked_attention, sampled_attention
-from lens_rope.scores import soft_capped
 
 _NAME = "lens_rope_fused"
 
@@ -273,7 +272,7 @@ class _Layer:
                 scale=scale,
                 softcap=None if softcap is None else float(softcap),
                 sinks=None if sinks is None else sinks.detach(),
-                sampled=self._sampled(output, query, key, value, attention_mask, scale, kwargs),
+                sampled=self._sampled(output, query, key, value, attention_mask, kwargs),
             )
         )
         return output
@@ -285,7 +284,6 @@ class _Layer:
         key: Tensor,
         value: Tensor,
         attention_mask: Tensor | None,
-        scale: float,
         kwargs: dict[str, Any],
     ) -> SampledAttention:
         """A sample of queries by the model's own mask and eager attention."""
@@ -296,23 +294,19 @@ class _Layer:
         if eager is None:
             raise self._refusal("its modelling code has no eager attention to compare with")
 
-        def own(rows: range) -> tuple[Tensor, Tensor, Tensor]:
+        def own(rows: range) -> tuple[None, Tensor, Tensor]:
             visible = self._visible(rows, query.shape[2], query.device)
-            hidden = mask.rows(rows, query.dtype)
+            # In float32: scores that are rounded to half precision differ by more than a kernel
+            # that adds up in float32 does.
+            hidden = mask.rows(rows, torch.float32)
             if not torch.equal(hidden[0, 0] == 0, visible):
                 raise self._refusal(f"it hides other keys than window {self._window} does")
-            q = query[:, :, rows.start : rows.stop]
-            k, v, hidden = (
-                key[:, :, : rows.stop],
-                value[:, :, : rows.stop],
-                hidden[..., : rows.stop],
-            )
-            theirs, pattern = eager(self._module, q, k, v, hidden, **kwargs)
-            scores = self._scores(q[0], k[0], scale, kwargs.get("softcap"))
-            scores.masked_fill_(~visible[:, : rows.stop], -torch.inf)
-            return scores, pattern[0], theirs[0]
+            q = query[:, :, rows.start : rows.stop].float()
+            k, v = (x[:, :, : rows.stop].float() for x in (key, value))
+            theirs, pattern = eager(self._module, q, k, v, hidden[..., : rows.stop], **kwargs)
+            return None, pattern[0], theirs[0]
 
-        return sampled_attention(output[0], own, query.element_size())
+        return sampled_attention(output[0], own, 4)
 
     def _visible(self, rows: range, n_pos: int, device: Any) -> Bool[Tensor, "row k_pos"]:
         """Which keys these queries see, by window alone."""
@@ -320,17 +314,6 @@ class _Layer:
         distance = queries - torch.arange(n_pos, device=device)
         seen = distance >= 0
         return seen if self._window is None else seen & (distance < self._window)
-
-    @staticmethod
-    def _scores(
-        q: Float[Tensor, "head row d_head"],
-        k: Float[Tensor, "kv_head k_pos d_head"],
-        scale: float,
-        softcap: float | None,
-    ) -> Float[Tensor, "head row k_pos"]:
-        # Query heads of a group are neighbours.
-        scores = q.unflatten(0, (len(k), -1)) @ k[:, None].mT
-        return soft_capped(scores.flatten(0, 1).mul_(scale), softcap)
 
 
 def _heads_side_by_side(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from lens_rope.errors import UnsupportedModelError
 from lens_rope.hosts.base import Attention, Hook, Host, LayerReading, with_key
 from lens_rope.hosts.blocked import SampledAttention, blocked_attention, sampled_attention
 from lens_rope.hosts.editing import EditPoint, Tables, refuse_cached
@@ -74,6 +75,13 @@ class HookedHost(Host):
                     attn._extend_rotary_embeddings(n_tokens)
 
         def without_mask(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
+            mask = kwargs.get("attention_mask")
+            added = kwargs.get("additive_attention_mask")
+            if added is not None or (mask is not None and not bool(mask.all())):
+                raise UnsupportedModelError(
+                    "another hook masks keys, which a fused pass does not form; choose "
+                    'attention="eager"'
+                )
             return args, {**kwargs, "attention_mask": None}
 
         handles = [
@@ -149,6 +157,7 @@ class HookedHost(Host):
                 output = output[0].transpose(0, 1).to(value.dtype)
                 if layer in layers:
                     sample = self._sampled(attn, output, seen)
+                    assert sample.scores is not None  # `_sampled` has them
                     seen["attn_scores"], seen["pattern"] = sample.scores, sample.pattern
                     visit(self._reading(layer, seen, sample))
                 seen.clear()

@@ -138,9 +138,9 @@ def _reading_notes(data: ReportData) -> list[str]:
     largest = max((sink.share_without_best_error for sink in sampled), default=0.0)
     if largest > 0:
         out.append(
-            f"What removing a pair does to a sink was told from {REMOVAL_QUERIES} evenly spaced "
-            f"queries of each longer prompt; the standard error of the share without the best "
-            f"pair is at most {largest:.1g}."
+            f"What removing a pair does to a sink was told from up to {REMOVAL_QUERIES:,} evenly "
+            "spaced queries of each longer prompt; the standard error of the share without the "
+            f"best pair is at most {largest:.1g}."
         )
     return out
 

@@ -17,7 +17,12 @@ from lens_rope.ablation_effects import (
     compare_with_baseline,
     next_token_loss,
 )
-from lens_rope.errors import InputError, UnsupportedModelError, VerificationError
+from lens_rope.errors import (
+    InputError,
+    PromptError,
+    UnsupportedModelError,
+    VerificationError,
+)
 from lens_rope.heads import read_repeated, repeated_tokens
 from lens_rope.reporting.gallery import Shortlist
 from lens_rope.reporting.shard import FirstPrompt, ReadOptions
@@ -48,18 +53,23 @@ def staged(progress: StageProgress | None, stage: str) -> Callable[[int, int], N
 class FirstReader:
     """What is kept of prompt 0 while its layers go by."""
 
-    def __init__(self, prompt: Prompt, options: ReadOptions) -> None:
+    def __init__(self, prompt: Prompt, options: ReadOptions, stream: LayerStream) -> None:
         """Nothing yet.
 
         Args:
             prompt: Prompt 0.
             options: What was asked for.
+            stream: The model, as it will read the prompt.
         """
         self._prompt = prompt
         self._is_ablated = options.interventions and len(prompt) >= MIN_TOKENS
-        # What is read is then the unchanged model that the interventions are compared with.
+        # What is read is then the unchanged model that the interventions are compared with, unless
+        # it computes attention in another way than they do, or has no room for its logits.
         self.needs_loss = (
-            self._is_ablated and len(prompt) <= INTERVENTION_TOKENS and options.attention != "fused"
+            self._is_ablated
+            and len(prompt) <= INTERVENTION_TOKENS
+            and stream.attention_for(len(prompt), logits=True) == "eager"
+            and stream.fits(len(prompt), logits=True)
         )
         self._shortlist = Shortlist(prompt, options.heads)
         self._pairs: dict[tuple[int, int], list[int]] = {}
@@ -115,7 +125,7 @@ class FirstReader:
             progress(0, 1)
         try:
             repeated = read_repeated(stream, repeated_tokens(model, self._prompt))
-        except InputError as error:
+        except (InputError, PromptError) as error:
             return None, f"Induction and its like are measured on the prompts alone: {error}."
         if progress is not None:
             progress(1, 1)
@@ -132,7 +142,7 @@ class FirstReader:
             progress(0, 1)
         try:
             done = self._ablated(model)
-        except (InputError, UnsupportedModelError, VerificationError) as error:
+        except (InputError, PromptError, UnsupportedModelError, VerificationError) as error:
             return None, f"The model was not run without the best pairs: {error}."
         if progress is not None:
             progress(1, 1)

@@ -144,7 +144,7 @@ def read_shard(
             else f"reading prompt {done}"
         )  # fmt: skip
         read = stream.prompt(prompt.name, _row(model, prompt), options.max_tokens)
-        reader = FirstReader(read, options) if prompt.index == 0 else None
+        reader = FirstReader(read, options, stream) if prompt.index == 0 else None
         visit = sums.visitor(prompt, read, stream, reader, staged(progress, stage))
         if reader is not None and reader.needs_loss:
             reader.add_logits(stream.run_to_logits(read, visit))

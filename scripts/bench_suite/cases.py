@@ -66,8 +66,6 @@ def run(task: Task) -> Row:
 LIMITS: dict[tuple[str, int | None], float] = {
     ("report", 512): 2.0,
     ("report", 2048): 2.0,
-    ("report-interventions", 512): 2.0,
-    ("report-interventions", 2048): 2.0,
     ("dense-time", 512): 1 / 30,
     ("dense-memory", 512): 1 / 10,
     ("shift", 4096): 1 / 50,
@@ -184,7 +182,7 @@ def _parts(work: Callable[[], Any], *, repeated: bool) -> dict[str, float]:
     return {rest: max(0.0, 1 - sum(parts.values())), **parts}
 
 
-def _one_layer(task: Task) -> tuple[Any, Any, Any]:
+def _one_layer(task: Task) -> tuple[Any, Any]:
     """A capture of the middle layer, its queries and keys; others of the model cost the same."""
     import lens_rope as lr
 
@@ -193,18 +191,14 @@ def _one_layer(task: Task) -> tuple[Any, Any, Any]:
     qk = lr.capture(model, ids, [layer])
     record = qk.layer(layer)
     sides = (record.q, record.k, record.rope.pairing, record.scale)
-    return qk, record, sides
+    return record, sides
 
 
-def _profiles(qk: Any, record: Any) -> Any:
-    """`[head, pair, distance]` Distance profiles of all heads of a layer."""
-    import numpy as np
+def _profiles(record: Any) -> Any:
+    """By head, `[pair, distance]` distance profiles of a layer."""
+    from lens_rope.decomposition import layer_distance_profiles
 
-    import lens_rope as lr
-
-    heads = range(record.n_heads)
-    layer = record.rope.layer
-    return np.stack([lr.decompose(qk, layer, head).by_distance().mean.T for head in heads])
+    return [profile.mean.T for profile in layer_distance_profiles(record)]
 
 
 def _advantages(record: Any) -> Any:
@@ -221,17 +215,17 @@ def _dense_time(task: Task) -> Row:
 
     from bench_suite import baselines
 
-    qk, record, sides = _one_layer(task)
+    record, sides = _one_layer(task)
     with torch.inference_mode():
         advantages, profiles = baselines.dense(*sides)
         agreement = max(
             _agree("advantages", _advantages(record), advantages),
-            _agree("distance profiles", _profiles(qk, record), profiles),
+            _agree("distance profiles", _profiles(record), profiles),
         )
         found = medians(
             interleaved(
                 task.rounds,
-                lambda: (_advantages(record), _profiles(qk, record)),
+                lambda: (_advantages(record), _profiles(record)),
                 lambda: baselines.dense(*sides),
             )
         )
@@ -243,11 +237,11 @@ def _dense_memory(task: Task) -> Row:
 
     from bench_suite import baselines
 
-    qk, record, sides = _one_layer(task)
-    _advantages(record), _profiles(qk, record)  # what is imported and made once
+    record, sides = _one_layer(task)
+    _advantages(record), _profiles(record)  # what is imported and made once
     with torch.inference_mode():
         # Ours first: what the other leaves with the allocator would hide ours.
-        ours = _above(lambda: (_advantages(record), _profiles(qk, record)))
+        ours = _above(lambda: (_advantages(record), _profiles(record)))
         other = _above(lambda: baselines.dense(*sides))
     return {"measure": "memory", "ours": ours, "other": other, "value": ours / other}
 
@@ -265,14 +259,14 @@ def _shift(task: Task) -> Row:
 
     from bench_suite import baselines
 
-    qk, record, sides = _one_layer(task)
+    record, sides = _one_layer(task)
     with torch.inference_mode():
         theirs = baselines.shift_and_multiply(*sides)
-        agreement = _agree("distance profiles", _profiles(qk, record), theirs)
+        agreement = _agree("distance profiles", _profiles(record), theirs)
         found = medians(
             interleaved(
                 task.rounds,
-                lambda: _profiles(qk, record),
+                lambda: _profiles(record),
                 lambda: baselines.shift_and_multiply(*sides),
             )
         )
@@ -305,7 +299,7 @@ def _long(task: Task) -> Row:
     start = time.perf_counter()
     qk = lr.capture(model, ids, range(task.layers), attention="fused")
     for layer in qk.layer_indices:
-        _profiles(qk, qk.layer(layer))
+        _profiles(qk.layer(layer))
     seconds = time.perf_counter() - start
     ours = peak()
     return {
@@ -350,6 +344,7 @@ def _stages(model: Any, ids: Any) -> dict[str, Callable[[], Any]]:
     """What is worked out of one layer, but for its attention, by name."""
     import lens_rope as lr
     from lens_rope.attention import read_attention
+    from lens_rope.decomposition import layer_pair_summaries
     from lens_rope.metrics import layer_metrics
     from lens_rope.offset_shares import layer_offset_shares
     from lens_rope.offsets import layer_offsets
@@ -364,8 +359,8 @@ def _stages(model: Any, ids: Any) -> dict[str, Callable[[], Any]]:
     attention = read_attention(record)
     offsets = layer_offsets(record, ())
     return {
-        "distance profiles": lambda: _profiles(qk, record),
-        "split by pair": lambda: lr.decompose(qk, layer, 0).by_pair(),
+        "distance profiles": lambda: _profiles(record),
+        "split by pair": lambda: layer_pair_summaries(record),
         "offsets": lambda: layer_offsets(record, ()),
         "offset shares": lambda: layer_offset_shares(record, token_ids, offsets, ()),
         "head metrics": lambda: layer_metrics(record, attention),
