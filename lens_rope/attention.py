@@ -15,13 +15,13 @@ import numpy as np
 import torch
 
 from lens_rope.advantage import Advantage, Attended, target_advantages
-from lens_rope.scores import QUERY_BLOCK, query_blocks, soft_capped
+from lens_rope.scores import BITS, QUERY_BLOCK, query_blocks, soft_capped
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
     from lens_rope.records import LayerCapture
-    from lens_rope.scores import QueryBlock
+    from lens_rope.scores import BITS, QueryBlock
     from lens_rope.targets import Target
 
 BLOCK_VALUES = 2**19
@@ -31,9 +31,6 @@ _FEW = 16
 
 _ENTRIES = 2**20
 """Entries of targets that are looked up at a time, at most, unless one block has more."""
-
-_BITS = 1 / np.log(2)
-"""Bits per unit of score."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +99,7 @@ def read_attention(
     for part in query_blocks(n_pos, window, block, record.q.device):
         sums.add(part)
     is_single = n_pos == 1
-    advantages = target_advantages(record, targets, Attended(sums.lift / _BITS, sums.kept))
+    advantages = target_advantages(record, targets, Attended(sums.lift / BITS, sums.kept))
     # Queries that see one key have none, and neither have rows that a learned sink takes whole.
     several = sees > 1
     entropy = sums.entropy[:, several] / np.log(sees[several])
@@ -139,8 +136,8 @@ class _Sums:
         # Heads first, so that each key head is multiplied with the queries of all its heads.
         # In bits: powers of two are as fast for what is far below the largest score, which powers
         # of e are not.
-        self.q = (_BITS * record.scale * record.q.to(wide).movedim(0, 1)).contiguous()
-        self.sinks = None if record.sinks is None else _BITS * record.sinks.to(wide)[:, None]
+        self.q = (BITS * record.scale * record.q.to(wide).movedim(0, 1)).contiguous()
+        self.sinks = None if record.sinks is None else BITS * record.sinks.to(wide)[:, None]
         self.k = record.k.to(wide).movedim(0, 1).contiguous()
         # Written again by each block: memory that is asked for anew costs as much as the work.
         self.buffers = self.q.new_empty(2, n_heads * size)
@@ -163,7 +160,7 @@ class _Sums:
         scores, pattern = (_view(buffer, shape) for buffer in self.buffers)
         torch.bmm(q.reshape(by_group), k.mT, out=scores.view(by_group))
         if record.softcap is not None:
-            scores.copy_(soft_capped(scores, _BITS * record.softcap))
+            scores.copy_(soft_capped(scores, BITS * record.softcap))
         # Finite, so that weight times score is 0 where nothing is seen.
         block.hide(scores, torch.finfo(scores.dtype).min / 2)
         most = scores.amax(dim=-1, keepdim=True)
@@ -172,7 +169,7 @@ class _Sums:
         total = pattern.sum(dim=-1)
         # -sum (p / r) log (p / r) over the keys, r their sum: what a learned sink takes cancels.
         surprise = scores.mul_(pattern).sum(dim=-1) / total
-        entropy = total.log() - surprise / _BITS
+        entropy = total.log() - surprise / BITS
         whole, row = total, None
         if self.sinks is not None:
             whole = total + (self.sinks - most[..., 0]).exp2()

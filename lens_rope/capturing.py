@@ -61,8 +61,8 @@ def capture(
         InputError: A layer, mask or argument is out of range, the model is of another class, its
             attention cannot be fused where that was asked for, or `ablate_frequencies` is changing
             one of these layers.
-        PromptError: A prompt is empty, or longer than the model can run. One that is longer than
-            the trained context is read, and `RotaryCapture.notes` says so.
+        PromptError: A prompt is empty, longer than the model can run, or does not fit in memory.
+            One that is longer than the trained context is read, and `RotaryCapture.notes` says so.
         UnsupportedModelError: The model has no RoPE, or cannot be read by any route.
         VerificationError: What was read does not reproduce the model's scores.
     """

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from lens_rope.scores import soft_capped
+from lens_rope.scores import BITS, soft_capped
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -25,9 +25,6 @@ _ROWS = 32
 
 _BLOCK_VALUES = 2**19
 """Heads are taken together as long as what is left of their scores fits the processor's cache."""
-
-_BITS = 1 / np.log(2)
-"""Bits per unit of score: powers of two are as fast for what underflows, those of e are not."""
 
 
 def shares_without(
@@ -114,7 +111,7 @@ def _attention_left(
     kv_heads = torch.tensor([record.kv_head(head) for head in heads])
     q = record.q.index_select(1, torch.tensor(list(heads)))
     q = q[queries[0] : end] if len(queries) == end - queries[0] else q[torch.as_tensor(queries)]
-    q = (_BITS * record.scale * q).movedim(0, 1)
+    q = (BITS * record.scale * q).movedim(0, 1)
     own_k = record.k[key, kv_heads]
     k = record.k[first:end]
     k = (k - record.k[key] if softcap is None else k).movedim(0, 2).contiguous()
@@ -128,8 +125,8 @@ def _attention_left(
     if record.sinks is not None:
         own_parts = _taken(own_k[..., None], parts)
         own = (q @ own_k[:, :, None])[:, None, :, 0] + (q_parts @ own_parts)[..., 0]
-        own = _BITS * soft_capped(own / _BITS, softcap)
-        own = (_BITS * record.sinks[list(heads)].to(own)[:, None, None] - own).exp2()
+        own = BITS * soft_capped(own / BITS, softcap)
+        own = (BITS * record.sinks[list(heads)].to(own)[:, None, None] - own).exp2()
     size = min(_ROWS, len(queries))
     together = max(1, _BLOCK_VALUES // (n_removals * size * (end - first)))
     buffer = q.new_empty(min(together, n_heads) * n_removals * size * (end - first))
@@ -162,7 +159,7 @@ def _attention_left(
             else:
                 left.copy_(scores[some, None].expand(shape))
             if softcap is not None:
-                capped = soft_capped(left, _BITS * softcap)
+                capped = soft_capped(left, BITS * softcap)
                 left = (capped - capped[..., key - first - begin, None]).masked_fill_(
                     hidden, -torch.inf
                 )

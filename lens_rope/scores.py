@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from einops import rearrange
 
@@ -39,6 +40,9 @@ def visibility(
     seen = distance >= 0
     return seen if window is None else seen & (distance < window)
 
+
+BITS = 1 / np.log(2)
+"""Bits per unit of score. Powers of two are as fast for what underflows; those of e are not."""
 
 QUERY_BLOCK = 128
 """Queries per block: with the keys they see, a few heads of them fit the cache of a CPU."""
@@ -210,12 +214,12 @@ def pattern_of(
 
 
 def softmaxed(
-    scores: Float[torch.Tensor, "head q_pos k_pos"], sinks: Float[torch.Tensor, " head"] | None
-) -> Float[torch.Tensor, "head q_pos k_pos"]:
-    """`[head, q_pos, k_pos]` Attention of scores that are `-inf` where a key is not seen.
+    scores: Float[torch.Tensor, "... head q_pos k_pos"], sinks: Float[torch.Tensor, " head"] | None
+) -> Float[torch.Tensor, "... head q_pos k_pos"]:
+    """`[..., head, q_pos, k_pos]` Attention of scores that are `-inf` where a key is not seen.
 
     Args:
-        scores: `[head, q_pos, k_pos]` Scores after soft-cap and mask.
+        scores: `[..., head, q_pos, k_pos]` Scores after soft-cap and mask.
         sinks: `[head]` Learned sink logits, as for `pattern_of`.
     """
     if sinks is None:

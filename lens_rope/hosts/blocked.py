@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from lens_rope.scores import query_blocks
+from lens_rope.scores import query_blocks, soft_capped, softmaxed
 
 MAX_SAMPLED_QUERIES = 256
 """Queries of one layer, at most, that go through the host's own attention in a fused pass."""
@@ -27,7 +27,7 @@ N_SAMPLED_BLOCKS = 8
 """Blocks of successive queries that these form, evenly spread, the first and the last included."""
 
 MAX_SAMPLED_BYTES = 2**26
-"""Bytes, at most, of the scores of these queries."""
+"""Bytes of the scores of these queries, at most, as long as each block has one."""
 
 _BLOCK_BYTES = 2**25
 _MAX_BLOCK = 512
@@ -212,13 +212,7 @@ def _by_softmax(
         of_group = q[:, :, block.rows].to(wide).reshape(batch, n_groups, -1, d_head)
         scores = (of_group @ k[:, :, block.keys].mT).mul_(scale)
         scores = scores.view(batch, n_heads, n_rows, n_keys)
-        if softcap is not None:
-            scores = scores.div_(softcap).tanh_().mul_(softcap)
-        block.hide(scores, -torch.inf)
-        if sinks is not None:
-            sink = sinks.to(scores)[None, :, None, None].expand(batch, -1, n_rows, 1)
-            scores = torch.cat([scores, sink], dim=-1)
-        weights = torch.softmax(scores, dim=-1)[..., :n_keys]
-        weights = weights.reshape(batch, n_groups, -1, n_keys)
+        scores = block.hide(soft_capped(scores, softcap), -torch.inf)
+        weights = softmaxed(scores, sinks).reshape(batch, n_groups, -1, n_keys)
         output[:, :, block.rows] = (weights @ v[:, :, block.keys]).view(batch, n_heads, n_rows, -1)
     return output

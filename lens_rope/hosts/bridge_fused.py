@@ -8,8 +8,7 @@ keys is built. What is checked of each layer that is read:
 - The mask. The model's own mask function is asked for a sample of queries and all keys.
 - Scale, soft-cap, sinks and output. The model's own eager attention function is run on the same
   sample. `LayerReading.pattern` is what it returns and `output_error` how far the fused output is
-  from its own; `scores` are formed here, from queries, keys, scale and soft-cap as handed over, so
-  the pattern is what tells whether they are those of the model.
+  from its own; it shows no scores, so ours are compared with the logarithm of that pattern.
 - The rotation. The module is given the layer's input once more with cosines 1 and sines 0, which
   shows queries and keys as they are before they are rotated, whatever projects and normalises them.
 """
