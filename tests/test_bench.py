@@ -54,6 +54,15 @@ def test_bench_writes_the_file_that_the_site_shows(tiny: str, tmp_path, capsys) 
     assert {"cpu", "cores", "memory_gb", "threads"} <= content["machine"].keys()
     assert len(capsys.readouterr().out.splitlines()) == 2
     assert performance.WORK["shift"].name in performance.rendered(content)
+    # A kept row says of itself what it was measured at, and goes with this machine alone.
+    content["rows"][0]["revision"] = "older"
+    assert "at revision `older`, `" in performance.rendered(content)
+    content["versions"]["torch"] = "0.1"
+    before = json.dumps(content)
+    out.write_text(before, "utf-8")
+    assert bench.main([*asked, "--only", "shift", "--lengths", "96", "--update"]) == 1
+    assert "another machine or with other versions" in capsys.readouterr().err
+    assert out.read_text("utf-8") == before
 
 
 def test_a_case_that_fails_is_a_row_that_says_so(tiny: str, tmp_path) -> None:

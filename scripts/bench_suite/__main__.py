@@ -45,6 +45,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if asked.child is not None:
         print(json.dumps(run(Task(**json.loads(asked.child)))))  # noqa: T201
         return 0
+    on = {"machine": machine(), "versions": versions()}
+    kept: list[Row] = []
+    if asked.update and asked.out.exists():
+        before = json.loads(asked.out.read_text(encoding="utf-8"))
+        kept = before["rows"]
+        if any(before[name] != here for name, here in on.items()):
+            print(  # noqa: T201
+                f"bench: {asked.out} was measured on another machine or with other versions, so "
+                "its rows cannot stand beside new ones; leave --update out, or give another --out",
+                file=sys.stderr,
+            )
+            return 1
     rows: list[Row] = []
     for task in tasks(asked):
         print(f"{task.case} {task.tokens or ''} {task.host} ...", file=sys.stderr)  # noqa: T201
@@ -53,10 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not rows:
         print("bench: nothing to run; see --help", file=sys.stderr)  # noqa: T201
         return 1
-    content = {"machine": machine(), "versions": versions(), "rows": rows}
-    if asked.update and asked.out.exists():
-        before = json.loads(asked.out.read_text(encoding="utf-8"))["rows"]
-        content["rows"] = [row for row in before if _key(row) not in map(_key, rows)] + rows
+    measured = {_key(row) for row in rows}
+    content = {**on, "rows": [row for row in kept if _key(row) not in measured] + rows}
     asked.out.parent.mkdir(parents=True, exist_ok=True)
     asked.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     return int(any("error" in row for row in rows))
@@ -98,7 +108,7 @@ def _in_fresh_process(task: Task) -> Row:
         row = {"case": task.case, "host": task.host, "tokens": task.tokens, "error": said[-1]}
     else:
         row = json.loads(done.stdout.splitlines()[-1])
-    return {**row, "date": date}
+    return {**row, "date": date, "revision": revision()}
 
 
 def _environment() -> dict[str, str]:
@@ -127,12 +137,16 @@ def versions() -> dict[str, str]:
     """What was measured, and with what."""
     packages = ("lens-rope", "torch", "transformers", "transformer-lens", "numpy")
     found = {name: importlib.metadata.version(name) for name in packages}
-    said = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
-    )
-    if said.returncode == 0:
-        found["revision"] = said.stdout.strip()
     return {"python": platform.python_version(), **found}
+
+
+def revision() -> str | None:
+    """The commit that is checked out; with `+` where files differ from it."""
+    said = subprocess.run(
+        ["git", "describe", "--always", "--dirty=+", "--exclude=*"],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    return said.stdout.strip() if said.returncode == 0 else None
 
 
 def line(row: Row) -> str:

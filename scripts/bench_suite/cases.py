@@ -142,7 +142,6 @@ _PARTS = {
     ("verify.py", "check_finite"): "verification",
     ("verify.py", "verify"): "verification",
     ("attention.py", "read_attention"): "attention, its sums and advantages",
-    ("sinks.py", "head_shares"): "sinks",
     ("sink_heads.py", "layer_sinks"): "sinks",
     ("offsets.py", "layer_offsets"): "offsets",
     ("usage.py", "pair_usage"): "pair magnitudes",
@@ -152,8 +151,10 @@ _PARTS = {
     ("metrics.py", "layer_metrics"): "head metrics",
     ("spectrum.py", "layer_keys"): "key spectra",
     ("finishing.py", "finish"): "putting the report together",
+    ("decomposition.py", "pair_shares"): "gallery",
     ("gallery.py", "gallery"): "gallery",
     ("ablation_effects.py", "ablation_report"): "runs without pairs",
+    ("ablation_effects.py", "compare_with_baseline"): "runs without pairs",
 }
 """Functions of the package that do not call each other, and what they are for."""
 
@@ -343,13 +344,17 @@ def _growth(task: Task) -> Row:
 def _stages(model: Any, ids: Any) -> dict[str, Callable[[], Any]]:
     """What is worked out of one layer, but for its attention, by name."""
     import lens_rope as lr
+    from lens_rope.advantage import layer_advantages
     from lens_rope.attention import read_attention
-    from lens_rope.decomposition import layer_pair_summaries
+    from lens_rope.decomposition import layer_pair_summaries, pair_shares
     from lens_rope.metrics import layer_metrics
     from lens_rope.offset_shares import layer_offset_shares
     from lens_rope.offsets import layer_offsets
     from lens_rope.patterns import pattern_targets
+    from lens_rope.sink_heads import layer_sinks
+    from lens_rope.sinks import head_shares
     from lens_rope.spectrum import layer_keys
+    from lens_rope.targets import sink_target
     from lens_rope.usage import pair_usage
 
     layer = 1 if model.cfg.n_layers > 1 else 0
@@ -357,8 +362,13 @@ def _stages(model: Any, ids: Any) -> dict[str, Callable[[], Any]]:
     record = qk.layer(layer)
     token_ids = qk.prompts[0].token_ids
     attention = read_attention(record)
+    shares = head_shares(record, attention)
     offsets = layer_offsets(record, ())
+    first_key = sink_target(0, record.n_pos, record.rope.window)
     return {
+        "advantages of one key": lambda: layer_advantages(record, first_key),
+        "sinks and their removal": lambda: layer_sinks(record, attention, shares),
+        "shares of score variance": lambda: pair_shares(record),
         "distance profiles": lambda: _profiles(record),
         "split by pair": lambda: layer_pair_summaries(record),
         "offsets": lambda: layer_offsets(record, ()),

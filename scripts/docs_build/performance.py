@@ -100,9 +100,9 @@ def _for_the_profile(row: Row) -> tuple[bool, bool, int]:
 
 
 def _measured_on(content: dict[str, Any]) -> str:
-    machine, versions = content["machine"], dict(content["versions"])
+    machine, versions = content["machine"], content["versions"]
     dates = sorted({row["date"][:10] for row in content["rows"] if "date" in row})
-    revision = versions.pop("revision", None)
+    revisions = dict.fromkeys(row["revision"] for row in content["rows"] if row.get("revision"))
     memory = "" if machine["memory_gb"] is None else f", {machine['memory_gb']:g} GB of memory"
     when = " to ".join(dict.fromkeys([dates[0], dates[-1]])) if dates else ""
     return (
@@ -111,7 +111,7 @@ def _measured_on(content: dict[str, Any]) -> str:
         + (f", {when}" if when else "")
         + ": "
         + ", ".join(f"{name} {version}" for name, version in versions.items())
-        + (f", at revision `{revision}`" if revision else "")
+        + (", at revision " + ", ".join(f"`{name}`" for name in revisions) if revisions else "")
         + "."
     )
 
