@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from lens_rope.scores import BITS, QueryBlock
     from lens_rope.targets import Target
 
-BLOCK_VALUES = 2**19
+BLOCK_VALUES = 2**20
 """Scores of all heads that are formed at a time, at most, as long as a block has some queries."""
 
 _FEW = 16
@@ -102,7 +102,8 @@ def read_attention(
     advantages = target_advantages(record, targets, Attended(sums.lift / BITS, sums.kept))
     # Queries that see one key have none, and neither have rows that a learned sink takes whole.
     several = sees > 1
-    entropy = sums.entropy[:, several] / np.log(sees[several])
+    # Of equal scores it is the log itself, to rounding.
+    entropy = (sums.entropy[:, several] / np.log(sees[several])).clip(0, 1)
     defined = np.isfinite(entropy)
     return LayerAttention(
         layer=record.rope.layer,

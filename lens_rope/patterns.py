@@ -104,7 +104,7 @@ class LayerPatterns:
 def pattern_targets(token_ids: Sequence[int], rope: LayerRope) -> tuple[Target, ...]:
     """The targets that name heads, for one prompt in one layer."""
     return (
-        previous_target(len(token_ids)),
+        previous_target(len(token_ids), rope.window),
         local_target(len(token_ids), rope.window),
         *repeat_targets(token_ids, rope.window),
     )

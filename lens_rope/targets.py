@@ -152,8 +152,10 @@ def sink_target(position: int, n_pos: int, window: int | None) -> Target:
     return Target("sink", query, np.array([position]), zero, zero + 1)
 
 
-def previous_target(n_pos: int) -> Target:
-    """The token before, for every query but the first."""
+def previous_target(n_pos: int, window: int | None) -> Target:
+    """The token before, for every query but the first; no query in a window of one token."""
+    if window == 1:
+        return _empty("previous token")
     query = np.arange(1, n_pos)
     return Target("previous token", query, np.arange(n_pos), query - 1, query)
 

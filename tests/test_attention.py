@@ -1,5 +1,7 @@
 """What a layer attends to, against loops over queries and keys and scipy's entropy."""
 
+import dataclasses
+
 import numpy as np
 import planted
 import pytest
@@ -24,7 +26,11 @@ def check(record):
     n = record.n_pos
     seen = planted.seen_by_hand(record)
     weights = np.tril(np.random.default_rng(0).random((n, n)) > 0.7) & seen
-    targets = [t for t in (previous_target(n), target_from_mask("some", weights)) if len(t.query)]
+    targets = [
+        t
+        for t in (previous_target(n, record.rope.window), target_from_mask("some", weights))
+        if len(t.query)
+    ]
     attention = read_attention(record, targets)
     assert attention.layer == record.rope.layer and attention.n_pos == n
     assert attention.received.shape == (record.n_heads, n)
@@ -131,7 +137,11 @@ def test_the_size_of_blocks_makes_no_difference(monkeypatch, shape, size, entrie
     record = planted.random_record(53, size=2.0, **SHAPES[shape])
     window = record.rope.window
     tokens = ([0, 1, 2] * 18)[:53]
-    targets = [previous_target(53), sink_target(3, 53, window), *repeat_targets(tokens, window)]
+    targets = [
+        previous_target(53, window),
+        sink_target(3, 53, window),
+        *repeat_targets(tokens, window),
+    ]
     whole = read_attention(record, targets, block=53)
     monkeypatch.setattr("lens_rope.attention._ENTRIES", entries)
     parts = read_attention(record, targets, block=size)
@@ -154,9 +164,11 @@ def test_scores_far_below_the_largest_take_no_attention():
 
 @pytest.mark.parametrize("block", [1, 4, 30])
 def test_a_window_of_one_token_hides_the_token_before(block):
-    attention = read_attention(
-        planted.random_record(30, window=1), [previous_target(30)], block=block
-    )
-    assert not attention.mass["previous token"].any() and not attention.previous.any()
+    targets = [previous_target(30, None), previous_target(30, 1)]
+    targets[0] = dataclasses.replace(targets[0], name="hidden")
+    attention = read_attention(planted.random_record(30, window=1), targets, block=block)
+    assert not attention.mass["hidden"].any() and not attention.previous.any()
+    # No query sees it, so there is nothing to take a mean of.
+    assert np.isnan(attention.mass["previous token"]).all()
     assert np.isnan(attention.entropy).all()
     np.testing.assert_allclose(attention.received, 1, rtol=1e-6)

@@ -45,10 +45,10 @@ def test_targets_by_place_equal_their_definitions(window):
     see = seen(n, window)
     previous, local = np.zeros((2, n, n))
     for m in range(n):
-        previous[m, m - 1] = m > 0
+        previous[m, m - 1] = m > 0 and window != 1
         for d in range(LOCAL_REACH):
             local[m, m - d] = see[m].sum() >= 2 * LOCAL_REACH
-    np.testing.assert_array_equal(dense(previous_target(n), n), previous)
+    np.testing.assert_array_equal(dense(previous_target(n, window), n), previous)
     np.testing.assert_allclose(dense(local_target(n, window), n), scaled(local))
     for position in (0, 7, 39):
         sink = np.zeros((n, n))
@@ -101,7 +101,10 @@ def test_names():
     names = [t.name for t in repeat_targets([1, 1, 2, 1], None)]
     assert names == ["induction", "duplicate token", "first occurrence"]
     assert [t.name for t in repeat_targets([0, 1], None)] == names
-    assert (sink_target(0, 3, None).name, previous_target(3).name) == ("sink", "previous token")
+    assert (sink_target(0, 3, None).name, previous_target(3, None).name) == (
+        "sink",
+        "previous token",
+    )
     assert local_target(3, 4).name == local_target(40, None).name == "local"
 
 
@@ -113,10 +116,10 @@ def test_the_token_that_follows_itself_is_no_induction():
 
 @pytest.mark.parametrize("n_pos", [1, 2])
 def test_short_prompts(n_pos):
-    assert len(previous_target(n_pos).queries) == n_pos - 1
+    assert len(previous_target(n_pos, None).queries) == n_pos - 1
     assert len(local_target(n_pos, None).queries) == 0
     assert len(sink_target(0, n_pos, None).queries) == n_pos - 1
-    assert np.isnan(previous_target(1).mass(np.ones((1, 1))))
+    assert np.isnan(previous_target(1, None).mass(np.ones((1, 1))))
 
 
 def test_users_weights_are_scaled_by_row():
