@@ -123,28 +123,28 @@ def target_advantages(
     return _advantages(record.q, record.k, record.rope, record.scale, targets, attended)
 
 
-def attended_advantage(
-    record: LayerCapture, head: int, pattern: Float[torch.Tensor, "q_pos k_pos"]
-) -> Advantage:
-    """The advantage of what the head attends to: its own pattern is the target.
+def first_key_advantages(
+    record: LayerCapture, attended: Sequence[Advantage]
+) -> tuple[Advantage, ...] | None:
+    """`[head]` The advantage of key 0, from those of what the heads attend to.
 
-    Rows are scaled to sum to 1 where a learned sink takes a part, and left out where it takes all.
-    Queries that see one key only have no choice and are left out too.
+    Where both are over all queries but the first, so is the mean over all visible keys.
+
+    Args:
+        record: Queries and keys of the layer.
+        attended: `[head]` What `target_advantages` says of what the heads attend to.
+
+    Returns:
+        As `layer_advantages`; None where some query does not see the key, or is left out.
     """
-    kv_head = record.kv_head(head)
-    q, k = record.q[:, head : head + 1], record.k[:, kv_head : kv_head + 1]
-    total = pattern.sum(dim=1, dtype=torch.float64)
-    kept = total > 0
-    kept[0] = False
-    keys = (pattern.to(k.dtype) @ k[:, 0])[kept].double() / total[kept, None]
-    lift = record.scale * (q[kept, 0].double() * keys).sum(dim=0, keepdim=True)
-    attended = Attended(lift, kept[None])
-    return _advantages(q, k, record.rope, record.scale, (), attended)[0][0]
-
-
-def uniform_keys(record: LayerCapture, head: int) -> Float[torch.Tensor, "q_pos d_head"]:
-    """`[q_pos, d_head]` Mean of the keys that each query sees, in float64, by running sums."""
-    return _visible_means(_running(record.k[:, record.kv_head(head)].double()), record.rope.window)
+    n = record.n_pos - 1
+    window = record.rope.window
+    if n < 1 or (window is not None and window <= n) or any(own.n_queries != n for own in attended):
+        return None
+    key = record.k[0].double().repeat_interleave(record.n_heads // record.n_kv_heads, dim=0)
+    lift = record.scale * record.q[1:].sum(dim=0, dtype=torch.float64) * key
+    by_head = by_pair(lift, record.rope).numpy() / n
+    return tuple(Advantage(n, lift, own.push) for lift, own in zip(by_head, attended, strict=True))
 
 
 def _advantages(
@@ -285,19 +285,6 @@ def _mean_advantage(
         nothing = np.full(len(lift), np.nan)
         return Advantage(0, nothing, nothing)
     return Advantage(n_queries, lift / n_queries, -mean / n_queries)
-
-
-def _visible_means(
-    total: Float[torch.Tensor, "pos_and_one ..."], window: int | None
-) -> Float[torch.Tensor, "pos ..."]:
-    """Mean of the keys that each query sees, from running sums."""
-    n_pos = len(total) - 1
-    count = torch.arange(1, n_pos + 1, dtype=total.dtype, device=total.device)
-    out = total[1:].clone()
-    if window is not None and window < n_pos:
-        out[window:] -= total[1:-window]
-        count = count.clamp(max=window)
-    return out.div_(count.view(-1, *[1] * (total.ndim - 1)))
 
 
 def _weighted_means(

@@ -402,7 +402,7 @@ class _Shifts:
         return x @ self.mean, spread
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=2)
 def _shifts(n_distances: int, inv_freq: bytes) -> _Shifts:
     """The same for all layers that rotate by the same frequencies."""
     return _Shifts(n_distances, np.frombuffer(inv_freq))

@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lens_rope.advantage import Advantage, layer_advantages, merge_advantages
+from lens_rope.advantage import (
+    Advantage,
+    first_key_advantages,
+    layer_advantages,
+    merge_advantages,
+)
 from lens_rope.attention import LayerAttention, read_attention
 from lens_rope.bounds import band
 from lens_rope.errors import InputError
@@ -47,10 +52,10 @@ EXACT_PAIRS = 5
 """The strongest pairs are removed for many queries; the others, for the control, for few."""
 
 REMOVAL_QUERIES = 1024
-"""Evenly spaced queries behind the removal of the strongest pairs; all where there are fewer."""
+"""Queries of a prompt behind the removal of the strongest pairs; all where there are fewer."""
 
 CONTROL_QUERIES = 128
-"""Evenly spaced queries behind the removal of each of the other pairs."""
+"""Queries of a prompt behind the removal of each of the other pairs, likewise."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +83,9 @@ class SinkHead:
         positions: The query-weighted shares of the prompts added up by the position that each has
             its sink at; empty for one prompt, whose only position is `position`.
         share_without_error: `[pair]` Standard error of `share_without` from taking some of the
-            queries, 0 where all were taken; empty where it is not known.
+            queries, 0 where all were taken, nan where one of several was; empty where it is not
+            known. Over several prompts each counts with the error of the queries that were taken
+            there, and errors of prompts are independent.
     """
 
     layer: int
@@ -151,18 +158,24 @@ def layer_sinks(
     # Heads with the same sink, most often all of them, are removed from together.
     for position in np.unique(shares.sink_position[heads]):
         together = heads[shares.sink_position[heads] == position].tolist()
-        for sink in _sink_heads(record, together, int(position), shares):
+        for sink in _sink_heads(record, attention, together, int(position), shares):
             found[sink.head] = sink
     return tuple(found[head] for head in sorted(found))
 
 
 def _sink_heads(
-    record: LayerCapture, heads: list[int], position: int, shares: HeadShares
+    record: LayerCapture,
+    attention: LayerAttention,
+    heads: list[int],
+    position: int,
+    shares: HeadShares,
 ) -> list[SinkHead]:
     """Heads of one layer that have their sink at the same position."""
     rope = record.rope
     target = sink_target(position, record.n_pos, rope.window)
-    of_layer = layer_advantages(record, target)
+    of_layer = None if position else first_key_advantages(record, attention.attended)
+    if of_layer is None:
+        of_layer = layer_advantages(record, target)
     gained = [of_layer[head] for head in heads]
     strongest = [gain.strongest(EXACT_PAIRS) for gain in gained]
     others = [[pair for pair in range(rope.n_pairs) if pair not in pairs] for pairs in strongest]

@@ -10,13 +10,14 @@ from test_decompose import SHAPES, looped, random_capture
 
 from lens_rope.advantage import (
     Advantage,
+    Attended,
     advantage,
-    attended_advantage,
+    first_key_advantages,
     layer_advantages,
     merge_advantages,
     target_advantages,
-    uniform_keys,
 )
+from lens_rope.attention import read_attention
 from lens_rope.errors import InputError
 from lens_rope.targets import (
     previous_target,
@@ -51,13 +52,25 @@ def targets_by_hand(record):
         "user": (target_from_weights(weights, seen), weights),
     }
     if window is None or window > 1:
-        cases["previous"] = (previous_target(n), np.eye(n, k=-1))
+        cases["previous"] = (previous_target(n, window), np.eye(n, k=-1))
     out = {}
     for name, (target, dense) in cases.items():
         rows = dense.sum(axis=1) > 0
         dense = dense / np.where(rows, dense.sum(axis=1), 1)[:, None]
         out[name] = (target, dense, rows)
     return out
+
+
+def attended_advantage(record, head, pattern):
+    """The advantage of what one head attends to; what is summed here is the query times the key."""
+    n_pos, n_heads, d_head = record.q.shape
+    lift = torch.zeros(n_heads, d_head, dtype=torch.float64)
+    weights = pattern.double() / pattern.double().sum(dim=1, keepdim=True)
+    keys = weights @ record.k[:, record.kv_head(head)].double()
+    lift[head] = record.scale * (record.q[1:, head].double() * keys[1:]).sum(dim=0)
+    kept = torch.ones(n_heads, n_pos, dtype=torch.bool)
+    kept[:, 0] = False
+    return target_advantages(record, (), Attended(lift, kept))[0][head]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -127,13 +140,28 @@ def test_sum_over_pairs_is_the_advantage_of_the_score(name):
                 assert attended.total >= -size
 
 
-@pytest.mark.parametrize("window", [None, 1, 4, 20, 21, 50])
-def test_mean_key_of_a_window(window):
-    record = planted.random_record(20, n_heads=2, n_kv=1, window=window)
-    k = record.k[:, 0].double().numpy()
-    for m, mean in enumerate(uniform_keys(record, 1).numpy()):
-        first = 0 if window is None else max(0, m - window + 1)
-        np.testing.assert_allclose(mean, k[first : m + 1].mean(axis=0), atol=1e-12)
+@pytest.mark.parametrize("window", [None, 1, 8, 30, 31])
+@pytest.mark.parametrize("sinks", [None, [0.5, -1.0, 0.0, 2.0]])
+def test_the_first_key_from_what_is_attended(window, sinks):
+    """Where every query but its own sees it, it has the queries of what is attended."""
+    record = planted.random_record(
+        30, n_heads=4, n_kv=2, window=window, sinks=sinks, scale=0.4, n_rest=5
+    )
+    found = first_key_advantages(record, read_attention(record).attended)
+    assert (found is None) == (window is not None and window < 30)
+    if found is not None:
+        expected = layer_advantages(record, sink_target(0, 30, window))
+        for mine, other in zip(found, expected, strict=True):
+            assert mine.n_queries == other.n_queries == 29
+            np.testing.assert_allclose(mine.lift, other.lift, rtol=1e-12, atol=1e-14)
+            np.testing.assert_allclose(mine.push, other.push, rtol=1e-12, atol=1e-14)
+
+
+def test_the_first_key_where_a_learned_sink_takes_all_of_a_query():
+    record = planted.random_record(9, sinks=[500.0, 0.0])
+    assert first_key_advantages(record, read_attention(record).attended) is None
+    one = planted.random_record(1)
+    assert first_key_advantages(one, read_attention(one).attended) is None
 
 
 def test_strongest_pairs_in_order():
@@ -145,7 +173,7 @@ def test_strongest_pairs_in_order():
 
 def test_merge_is_the_mean_over_all_queries_in_any_order():
     records = [planted.random_record(n, seed=n) for n in (1, 2, 9, 30)]
-    targets = [previous_target(record.n_pos) for record in records]
+    targets = [previous_target(record.n_pos, None) for record in records]
     parts = [advantage(r, 1, t) for r, t in zip(records, targets, strict=True)]
     merged = merge_advantages(parts)
     assert merged.n_queries == 1 + 8 + 29
@@ -163,7 +191,7 @@ def test_merge_is_the_mean_over_all_queries_in_any_order():
 
 def test_merge_refuses_what_does_not_belong_together():
     record = planted.random_record(5)
-    part = advantage(record, 0, previous_target(5))
+    part = advantage(record, 0, previous_target(5, None))
     other = Advantage(1, np.zeros(3), np.zeros(3))
     for entries in ([], [part, other]):
         with pytest.raises(InputError, match="only advantages over the same pairs can be merged"):
@@ -180,7 +208,7 @@ def test_arithmetic_is_that_of_float64():
     uniform = uniform_by_hand(planted.seen_by_hand(record))
     weights = np.eye(60, k=-1)
     expected = ((weights - uniform) * contributions).sum(axis=1)[1:].mean()
-    gained = advantage(shifted, 0, previous_target(60))
+    gained = advantage(shifted, 0, previous_target(60, None))
     assert gained.total == pytest.approx(expected, abs=1e-8)
 
 
@@ -191,7 +219,7 @@ def test_all_heads_at_once_are_the_same_as_each(monkeypatch, chunk, slots, produ
     """Whatever is taken together: key heads, entries of a user's weights, targets, queries."""
     record = planted.random_record(30, n_heads=6, n_kv=3)
     targets = [target for target, _, _ in targets_by_hand(record).values()]
-    targets += [*repeat_targets([0, 1, 1, 2, 0] * 6, None), previous_target(1)]
+    targets += [*repeat_targets([0, 1, 1, 2, 0] * 6, None), previous_target(1, None)]
     each = [[advantage(record, head, target) for head in range(6)] for target in targets]
     monkeypatch.setattr("lens_rope.advantage._CHUNK", chunk)
     monkeypatch.setattr("lens_rope.advantage._SLOTS", slots)

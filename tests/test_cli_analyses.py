@@ -254,6 +254,22 @@ def test_unrotating_sinks_takes_whole_groups(run, qk):
     }
 
 
+@pytest.mark.parametrize("arguments", [[], ["--pairs", "1.0:2", "--how", "mean"]])
+def test_an_ablation_reads_with_the_attention_that_was_asked_for(run, monkeypatch, arguments):
+    """Sink heads and means are read so; the runs that are compared are the model's own."""
+    bridge = zoo.bridge("llama")
+    monkeypatch.setattr(lens_rope.models, "load_model", lambda *args, **kwargs: bridge)
+    tables = {}
+    for attention in ("eager", "fused"):
+        code, tables[attention], err = run(
+            "ablate", *arguments, *PROMPTS, "--attention", attention, "--format", "csv"
+        )
+        assert code == 0, err
+        assert ("read in a fused pass" in err) == (attention == "fused")
+    eager, fused = (read(table) for table in tables.values())
+    pd.testing.assert_frame_equal(fused, eager, rtol=1e-4)
+
+
 def test_prompts_of_a_spectrum_are_read_one_by_one(run, monkeypatch):
     given = []
     capture = lens_rope.capturing.capture
@@ -367,6 +383,16 @@ def test_pairs_that_are_understood():
     [
         (["features", "--outliers", "--bounds"], "--outliers and --bounds print different tables"),
         (["ablate", "--pairs", "0.0:1", "--layers", "1"], "--layers says where to look for sink"),
+        (
+            ["ablate", "--pairs", "0.0:1", "--attention", "fused"],
+            "--attention says how the model is read to find sink heads or means, and pairs from "
+            "--pairs with --how zero need neither; leave it out",
+        ),
+        (
+            ["ablate", "--pairs", "0.0:1", "--how", "unrotate", "--attention", "eager"],
+            "--attention says how the model is read to find sink heads or means, and pairs from "
+            "--pairs with --how unrotate need neither; leave it out",
+        ),
         (["sinks", "--layers", "3-1"], "--layers '3-1' is not understood"),
         (["spectrum", "--file", "missing.txt"], "cannot read missing.txt"),
     ],

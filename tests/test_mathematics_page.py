@@ -177,8 +177,13 @@ FORMULAS = (
         "test_removal::test_equals_loops",
     ),
     (
-        r"\sqrt{\left(1 - \frac{n}{N}\right) \frac{\sum d^2}{2n(n - 1)}}",
-        "test_removal::test_the_stated_error_is_that_of_the_sample",
+        r"\frac{1}{N} \sum_h M_h\, v_h",
+        "test_removal::test_the_error_equals_loops",
+    ),
+    (
+        r"\frac{1}{N} \sqrt{\sum_h M_h (M_h - 1) \frac{1}{2 \left|B_h\right|} \sum_{b \in "
+        r"B_h} (v_h - b)^2}",
+        "test_removal::test_the_error_equals_loops",
     ),
     (
         r"\frac{-\sum_{n \in V(m)} P[m,n]\, \log P[m,n]}{\log \left|V(m)\right|}",
@@ -576,7 +581,7 @@ def test_what_all_keys_get_alike_has_no_advantage():
     """Rows of target minus uniform weights sum to 0."""
     record, q, (z_k, rest_k) = before_rotation({})
     raised = planted.make_record(record.rope, q, (z_k, rest_k + 3.0), scale=SCALE)
-    target = previous_target(N_POS)
+    target = previous_target(N_POS, None)
     one, other = advantage(record, 1, target), advantage(raised, 1, target)
     np.testing.assert_allclose(one.pairs, other.pairs, atol=1e-6)
     assert other.pass_through == pytest.approx(one.pass_through, abs=1e-5)

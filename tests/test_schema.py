@@ -17,7 +17,7 @@ import jsonschema
 import pytest
 import torch
 import zoo
-from planted import make_capture, named_heads, planted_capture, random_record
+from planted import make_capture, named_heads, planted_capture, random_record, sink_by_push
 from report_fixtures import random_capture, report_data, rope
 
 import lens_rope.sink_heads
@@ -164,6 +164,10 @@ def reports() -> list[ReportData]:
         # Random models have no sinks; with this, some of their heads count as if they had.
         patch.setattr(lens_rope.sink_heads, "SINK_THRESHOLD", 0.05)
         made.append(report(llama, [WORDS, WORDS[::-1]], context=64).data)
+        # One query of several, which tells no error of what removal leaves.
+        patch.setattr(lens_rope.sink_heads, "REMOVAL_QUERIES", 1)
+        one_query = report_data(planted_capture([sink_by_push(96, 0)]))
+        made.insert(0, on_a_host(one_query))
     # As of long prompts, of which a fused pass compares some of the queries.
     checks = [
         dataclasses.replace(check, checked_queries=70 + check.layer, output=1e-6)

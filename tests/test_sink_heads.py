@@ -12,8 +12,9 @@ from test_removal import share_by_hand
 
 from lens_rope.attention import read_attention
 from lens_rope.errors import InputError
-from lens_rope.removal import shares_without
+from lens_rope.removal import head_shares_without, shares_without
 from lens_rope.sink_heads import (
+    CONTROL_QUERIES,
     EXACT_PAIRS,
     explain_sinks,
     merge_sink_heads,
@@ -393,3 +394,42 @@ def test_errors_of_prompts_are_merged(monkeypatch):
     unknown = dataclasses.replace(each[0], share_without_error=np.empty(0))
     assert np.isnan(unknown.share_without_best_error)
     assert merge_sink_heads([unknown, each[1]]).share_without_error.size == 0
+
+
+def test_the_error_of_a_best_pair_is_that_of_the_queries_that_were_used(monkeypatch):
+    """Where it is not among the strongest of a prompt, few queries tell what its removal does."""
+    monkeypatch.setattr("lens_rope.sink_heads.REMOVAL_QUERIES", 512)
+    records = [noisy_sink(n, n) for n in (900, 600)]
+    first, second = (explain_sinks(planted.make_capture(record)).head(0, 1) for record in records)
+    # A pair that is strongest in neither, as if the advantage in the first were by far the largest.
+    strongest = {*first.advantage.strongest(EXACT_PAIRS), *second.advantage.strongest(EXACT_PAIRS)}
+    pair = min(set(range(9)) - strongest)
+    raised = dataclasses.replace(first.advantage, lift=first.advantage.lift.copy())
+    raised.lift[pair] += 100.0
+    first = dataclasses.replace(first, advantage=raised)
+    merged = merge_sink_heads([first, second])
+    assert merged.best_pair == pair
+    shares, errors = zip(
+        *(
+            head_shares_without(
+                record, [1], entry.position, [[[pair]]], max_queries=CONTROL_QUERIES
+            )
+            for record, entry in zip(records, (first, second), strict=True)
+        ),
+        strict=True,
+    )
+    weights = np.array([first.n_queries, second.n_queries]) / merged.n_queries
+    share = weights @ [share[0, 0] for share in shares]
+    error = np.sqrt(weights**2 @ [error[0, 0] ** 2 for error in errors])
+    assert merged.share_without_best == pytest.approx(share, rel=1e-6)
+    assert merged.share_without_best_error == pytest.approx(error, rel=1e-6)
+
+
+def test_an_error_that_one_prompt_does_not_know_is_unknown():
+    each = [explain_sinks(planted.make_capture(noisy_sink(n, n))).head(0, 1) for n in (100, 90)]
+    best = merge_sink_heads(each).best_pair
+    error = each[0].share_without_error.copy()
+    error[best] = np.nan
+    unknown = dataclasses.replace(each[0], share_without_error=error)
+    for entries in ([unknown, each[1]], [each[1], unknown], [*each, unknown]):
+        assert np.isnan(merge_sink_heads(entries).share_without_best_error)

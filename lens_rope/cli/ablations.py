@@ -8,7 +8,6 @@ import typer
 
 from lens_rope.cli.options import (
     Attention,
-    AttentionOption,
     Backend,
     BackendOption,
     Device,
@@ -71,7 +70,14 @@ def ablate(
     backend: BackendOption = Backend.auto,
     device: Device = None,
     dtype: Dtype = "float32",
-    attention: AttentionOption = Attention.auto,
+    attention: Annotated[
+        Attention,
+        typer.Option(
+            help="How the model computes attention while it is read to find sink heads or means, "
+            "as for sinks. The runs that are compared use the model's own; not with --pairs "
+            "alone."
+        ),
+    ] = Attention.auto,
     threads: Threads = None,
     format: Format = TableFormat.table,
 ) -> None:
@@ -81,6 +87,13 @@ def ablate(
         if chosen is not None and wanted is not None:
             raise InputError(
                 "--layers says where to look for sink heads; with --pairs, name the layers there"
+            )
+        is_read = chosen is None or how is HowToAblate.mean
+        if attention is not Attention.auto and not is_read:
+            raise InputError(
+                "--attention says how the model is read to find sink heads or means, and pairs "
+                f"from --pairs with --how {how.value} need neither; leave it out: the runs that "
+                "are compared use the model's own attention"
             )
         reading = prepare(
             model, text, file, prompts, wanted, max_tokens, None, backend, device, dtype,

@@ -18,7 +18,7 @@ from lens_rope.reporting.facts import (
     single_pair,
     standing_out,
 )
-from lens_rope.sink_heads import COLLAPSED, REMOVAL_QUERIES
+from lens_rope.sink_heads import COLLAPSED, CONTROL_QUERIES, EXACT_PAIRS, REMOVAL_QUERIES
 from lens_rope.sinks import MIN_TOKENS
 from lens_rope.spec import ranges
 from lens_rope.spectrum import NEAR_ZERO
@@ -135,12 +135,14 @@ def _reading_notes(data: ReportData) -> list[str]:
         sink for sink in data.sinks
         if sink.share_without_error.size and (sink.share_without_error > 0).any()
     ]  # fmt: skip
-    largest = max((sink.share_without_best_error for sink in sampled), default=0.0)
+    errors = [sink.share_without_best_error for sink in sampled]
+    largest = max((error for error in errors if error > 0), default=0.0)  # nan is not known
     if largest > 0:
         out.append(
-            f"What removing a pair does to a sink was told from up to {REMOVAL_QUERIES:,} evenly "
-            "spaced queries of each longer prompt; the standard error of the share without the "
-            f"best pair is at most {largest:.1g}."
+            f"What removing a pair does to a sink was told from {REMOVAL_QUERIES:,} queries of each "
+            f"longer prompt, drawn along it, and from {CONTROL_QUERIES:,} where the pair is not "
+            f"among its {EXACT_PAIRS} strongest; the standard error of the share without the best "
+            f"pair is at most {largest:.1g}."
         )
     return out
 

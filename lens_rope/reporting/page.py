@@ -17,7 +17,7 @@ from lens_rope.reporting.headlines import headlines
 from lens_rope.reporting.sheet import SheetFigures, drawing
 from lens_rope.reporting.tables import features_of
 from lens_rope.reporting.write import GENERATOR
-from lens_rope.sink_heads import CONTROL_QUERIES, EXACT_PAIRS, sentence
+from lens_rope.sink_heads import CONTROL_QUERIES, EXACT_PAIRS, REMOVAL_QUERIES, sentence
 from lens_rope.spectrum import KeySpectrum
 from lens_rope.views import (
     figures,
@@ -103,6 +103,7 @@ def render(data: ReportData) -> str:
         ],
         "smallest_p": SMALLEST_P,
         "control_queries": CONTROL_QUERIES,
+        "removal_queries": f"{REMOVAL_QUERIES:,}",
         "exact_pairs": EXACT_PAIRS,
         "pattern_figure": figure(pattern_figures.pattern_map(data.heads)) if long else None,
         "offset_share_figure": figure(pattern_figures.offset_share_map(data.heads)),
