@@ -61,19 +61,19 @@ def capture(
         InputError: A layer, mask or argument is out of range, the model is of another class, its
             attention cannot be fused where that was asked for, or `ablate_frequencies` is changing
             one of these layers.
-        PromptError: A prompt is empty, longer than the model can run, or does not fit in memory.
-            One that is longer than the trained context is read, and `RotaryCapture.notes` says so.
+        PromptError: A prompt is empty, longer than the model can run, or does not fit in memory
+            beside what is kept of those before it. One that is longer than the trained context is
+            read, and `RotaryCapture.notes` says so.
         UnsupportedModelError: The model has no RoPE, or cannot be read by any route.
         VerificationError: What was read does not reproduce the model's scores.
     """
-    stream = LayerStream(model, layers, context=context, attention=attention)
+    stream = LayerStream(model, layers, context=context, attention=attention, keeps_layers=True)
     rows = token_rows(model, prompts, attention_mask=attention_mask, prepend_bos=prepend_bos)
     named = [
         stream.prompt(name, row, max_tokens)
         for name, row in zip(_names(names, len(rows)), rows, strict=True)
     ]
-    for prompt in named:
-        stream.refuse_unfit(prompt.name, len(prompt), kept_layers=len(stream.layers))
+    stream.refuse_unfit_together(named)
     records: list[tuple[LayerCapture, ...]] = []
     for prompt in named:
         captured: list[LayerCapture] = []

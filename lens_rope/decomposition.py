@@ -30,14 +30,16 @@ from lens_rope.grams import (
     running_sums,
     visible_products,
 )
+from lens_rope.memory import refuse_array
 from lens_rope.records import LayerCapture, Prompt, RotaryCapture
 from lens_rope.results import DistanceProfile, PairSummary, ScoreBreakdown
 from lens_rope.rotation import split, to_pairs
+from lens_rope.scores import QUERY_BLOCK, pattern_of, scores_of, soft_capped
 from lens_rope.spec import LayerRope
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
-    from jaxtyping import Bool, Complex, Float
+    from jaxtyping import Bool, Complex, Float, Int
 
 _SPECTRUM_VALUES = 2**22
 """Numbers of the spectra that are formed at a time, at most, as long as a key head has no more."""
@@ -118,33 +120,74 @@ class HeadDecomposition:
             keys: Which key positions; None gives all.
 
         Raises:
-            InputError: A pair or position is out of range.
+            InputError: A pair or position is out of range, or the array does not fit in memory.
         """
-        pairs = self._checked("pair", pairs, self.rope.n_pairs)
-        queries = self._checked("query", queries, self.record.n_pos)
-        keys = self._checked("key", keys, self.record.n_pos)
-        (z_q, _), (z_k, _) = self._split
-        product = z_q[queries][:, None, pairs] * z_k[keys][None, :, pairs].conj()
-        contribution = (self.record.scale * product.real).permute(2, 0, 1)
-        visible = self.record.visible[queries][:, keys]
-        return contribution.masked_fill(~visible, torch.nan).numpy()
+        pairs = self._checked("pair", pairs, self.rope.n_pairs).tolist()
+        what = f"the contributions of {len(pairs)} pairs"
+        queries_at, keys_at = self._cells(what, queries, keys, len(pairs))
+        of_queries, of_keys = (
+            torch.stack([part[at][:, pairs] for part in parts[:2]], dim=-1)
+            for parts, at in zip(self._split, (queries_at, keys_at), strict=True)
+        )
+        product = (self.record.scale * of_queries.movedim(0, 1)) @ of_keys.permute(1, 2, 0)
+        return self._without_hidden(product, queries_at, keys_at)
 
-    def pass_through(self) -> Float[np.ndarray, "q_pos k_pos"]:
+    def pass_through(
+        self, *, queries: Sequence[int] | None = None, keys: Sequence[int] | None = None
+    ) -> Float[np.ndarray, "q_pos k_pos"]:
         """`[q_pos, k_pos]` What unrotated components contribute; nan where not visible.
 
         In score units.
+
+        Args:
+            queries: Which query positions; None gives all.
+            keys: Which key positions; None gives all.
+
+        Raises:
+            InputError: A position is out of range, or the array does not fit in memory.
         """
-        (_, rest_q), (_, rest_k) = self._split
-        product = self.record.scale * (rest_q @ rest_k.T)
-        return product.masked_fill(~self.record.visible, torch.nan).numpy()
+        queries_at, keys_at = self._cells("the pass-through", queries, keys)
+        (*_, rest_q), (*_, rest_k) = self._split
+        product = (self.record.scale * rest_q[queries_at]) @ rest_k[keys_at].T
+        return self._without_hidden(product, queries_at, keys_at)
 
-    def scores(self) -> Float[np.ndarray, "q_pos k_pos"]:
-        """`[q_pos, k_pos]` Scores before soft-cap, in score units; nan where not visible."""
-        return self._scores.masked_fill(~self.record.visible, torch.nan).numpy()
+    def scores(
+        self, *, queries: Sequence[int] | None = None, keys: Sequence[int] | None = None
+    ) -> Float[np.ndarray, "q_pos k_pos"]:
+        """`[q_pos, k_pos]` Scores before soft-cap, in score units; nan where not visible.
 
-    def pattern(self) -> Float[np.ndarray, "q_pos k_pos"]:
-        """`[q_pos, k_pos]` Attention; rows sum to less than 1 where there is a learned sink."""
-        return self.record.pattern(self.head).numpy()
+        Args:
+            queries: Which query positions; None gives all.
+            keys: Which key positions; None gives all.
+
+        Raises:
+            InputError: A position is out of range, or the array does not fit in memory.
+        """
+        queries_at, keys_at = self._cells("the scores", queries, keys)
+        return self._without_hidden(self._scores(queries_at, keys_at), queries_at, keys_at)
+
+    def pattern(
+        self, *, queries: Sequence[int] | None = None, keys: Sequence[int] | None = None
+    ) -> Float[np.ndarray, "q_pos k_pos"]:
+        """`[q_pos, k_pos]` Attention; rows sum to less than 1 where there is a learned sink.
+
+        Args:
+            queries: Which query positions; None gives all.
+            keys: Which key positions; None gives all. Attention is over all keys in any case.
+
+        Raises:
+            InputError: A position is out of range, or the array does not fit in memory.
+        """
+        record, every = self.record, torch.arange(self.record.n_pos)
+        queries_at, keys_at = self._cells("the pattern", queries, keys)
+        sinks = None if record.sinks is None else record.sinks[self.head : self.head + 1]
+        pattern = torch.empty(len(queries_at), len(keys_at), dtype=record.q.dtype)
+        for part, rows in zip(
+            pattern.split(QUERY_BLOCK), queries_at.split(QUERY_BLOCK), strict=True
+        ):
+            scores = soft_capped(self._scores(rows, every), record.softcap)
+            part.copy_(pattern_of(scores[None], self._sees(rows, every), sinks)[0][:, keys_at])
+        return pattern.numpy()
 
     def at(self, query: int, key: int) -> ScoreBreakdown:
         """Every pair's contribution to the score of one query and one key.
@@ -156,15 +199,13 @@ class HeadDecomposition:
         Raises:
             InputError: A position is out of range, or the query does not see the key.
         """
-        self._checked("query", [query], self.record.n_pos)
-        self._checked("key", [key], self.record.n_pos)
-        if not self.record.visible[query, key]:
+        cell = self._cells("the score", [query], [key])
+        if not self._sees(*cell):
             window = self.rope.window
             seen = "keys up to its own position" if window is None else f"the last {window} keys"
             raise InputError(f"query {query} does not see key {key}; a query sees {seen}")
         contribution = self.contributions(queries=[query], keys=[key])[:, 0, 0]
-        (_, rest_q), (_, rest_k) = self._split
-        rest = float(self.record.scale * (rest_q[query] @ rest_k[key]))
+        rest = float(self.pass_through(queries=[query], keys=[key])[0, 0])
         return ScoreBreakdown(
             query=query,
             key=key,
@@ -192,24 +233,67 @@ class HeadDecomposition:
         return dataclasses.replace(record, q=q, k=k, sinks=None)
 
     @cached_property
-    def _split(self) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
-        """Pairs and pass-through of this head's queries and of its keys."""
+    def _split(self) -> tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor], ...]:
+        """First and second components of pairs, and pass-through, of queries and of keys."""
         q, k = self.record.q[:, self.head], self.record.k[:, self.kv_head]
-        return to_pairs(q, self.rope), to_pairs(k, self.rope)
+        return split(q, self.rope), split(k, self.rope)
 
-    @cached_property
-    def _scores(self) -> Float[torch.Tensor, "q_pos k_pos"]:
-        return self.record.scores(self.head)
+    def _scores(
+        self, queries: Int[torch.Tensor, " q_pos"], keys: Int[torch.Tensor, " k_pos"]
+    ) -> Float[torch.Tensor, "q_pos k_pos"]:
+        record, kv_head = self.record, self.kv_head
+        q = record.q[queries, self.head : self.head + 1]
+        k = record.k[keys, kv_head : kv_head + 1]
+        return scores_of(q, k, record.rope, record.scale)[0]
+
+    def _sees(
+        self, queries: Int[torch.Tensor, " q_pos"], keys: Int[torch.Tensor, " k_pos"]
+    ) -> Bool[torch.Tensor, "q_pos k_pos"]:
+        """Which of some keys each of some queries sees."""
+        distance, window = queries[:, None] - keys[None, :], self.rope.window
+        return distance >= 0 if window is None else (distance >= 0) & (distance < window)
+
+    def _without_hidden(
+        self,
+        values: Float[torch.Tensor, "... q_pos k_pos"],
+        queries: Int[torch.Tensor, " q_pos"],
+        keys: Int[torch.Tensor, " k_pos"],
+    ) -> Float[np.ndarray, "... q_pos k_pos"]:
+        """The values, nan where the key is not visible, in place and a block at a time."""
+        for part, rows in zip(
+            values.split(QUERY_BLOCK, dim=-2), queries.split(QUERY_BLOCK), strict=True
+        ):
+            part.masked_fill_(~self._sees(rows, keys), torch.nan)
+        return values.numpy()
+
+    def _cells(
+        self,
+        what: str,
+        queries: Sequence[int] | None,
+        keys: Sequence[int] | None,
+        n_values: int = 1,
+    ) -> tuple[Int[torch.Tensor, " q_pos"], Int[torch.Tensor, " k_pos"]]:
+        """Positions of some queries and keys, where as many values of each two fit in memory."""
+        n_pos = self.record.n_pos
+        found = self._checked("query", queries, n_pos), self._checked("key", keys, n_pos)
+        n_queries, n_keys = map(len, found)
+        refuse_array(
+            n_queries * n_keys * n_values * self.record.q.element_size(),
+            f"{what} of {n_queries:,} queries and {n_keys:,} keys",
+            "name the queries and keys that are wanted, as in queries=range(100), or one of each "
+            "in at(query, key)",
+        )
+        return found
 
     @staticmethod
-    def _checked(what: str, wanted: Sequence[int] | None, n: int) -> list[int]:
+    def _checked(what: str, wanted: Sequence[int] | None, n: int) -> Int[torch.Tensor, " index"]:
         if wanted is None:
-            return list(range(n))
+            return torch.arange(n)
         wanted = [int(i) for i in wanted]
         for i in wanted:
             if not 0 <= i < n:
                 raise InputError(f"{what} {i} is out of range; there are {n}, numbered from 0")
-        return wanted
+        return torch.tensor(wanted, dtype=torch.int64)
 
     def plot(self) -> go.Figure:
         """Share of the score variance that each pair carries, see `by_pair`.

@@ -1,19 +1,22 @@
 """Does a prompt fit into memory? An estimate of what reading it takes, before the work starts.
 
-The estimate counts the arrays that are alive at the worst moment of a forward pass. Memory that the
-model itself takes is not in it, because the model is already there.
+The estimate counts the arrays that are alive at the worst moment of a forward pass, where the model
+is, and the queries and keys that are kept, in main memory. Memory that the model itself takes is
+not in it, because the model is already there.
 """
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 import torch
 
-from lens_rope.errors import PromptError
+from lens_rope.errors import InputError, PromptError
 
 if TYPE_CHECKING:
     from lens_rope.hosts import Attention
@@ -22,7 +25,11 @@ if TYPE_CHECKING:
 # tokens lie above the peak that was measured, and below twice that.
 _MLP_ARRAYS, _RESIDUAL_ARRAYS, _QKV_ARRAYS = 4, 8, 4
 _SAMPLED_BYTES = 2**27
-"""Bytes of the sampled scores and blocks of a fused pass, and of the blocks of verification."""
+"""Bytes of what a fused pass forms of the sampled queries: their scores and their pattern, each of
+`lens_rope.hosts.blocked.MAX_SAMPLED_BYTES` at most."""
+
+_SMALL_ARRAY = 2**24
+"""Bytes of an array that is made without a look at what is available."""
 
 
 @dataclass(frozen=True)
@@ -79,13 +86,16 @@ def estimate_bytes(shape: MemoryShape, n_tokens: int) -> int:
         shape: The numbers of the model and of the pass.
         n_tokens: Length of the prompt in tokens.
     """
+    return pass_bytes(shape, n_tokens) + kept_bytes(shape, n_tokens)
+
+
+def pass_bytes(shape: MemoryShape, n_tokens: int) -> int:
+    """Bytes that the forward pass takes on the model's device; arguments as `estimate_bytes`."""
     per_token = shape.itemsize * (
         _RESIDUAL_ARRAYS * shape.d_model
         + _MLP_ARRAYS * shape.d_mlp
         + _QKV_ARRAYS * (shape.n_heads + 2 * shape.n_kv_heads) * shape.d_head
     )
-    # What is handed over is float32, whatever the model computes in.
-    per_token += shape.kept_layers * (shape.n_heads + shape.n_kv_heads) * shape.d_head * 4
     if shape.logits:
         # Logits are handed over in float32.
         per_token += shape.d_vocab * (shape.itemsize if shape.itemsize >= 4 else shape.itemsize + 4)
@@ -97,20 +107,27 @@ def estimate_bytes(shape: MemoryShape, n_tokens: int) -> int:
     return total + min(_SAMPLED_BYTES, squares)
 
 
-def longest_that_fits(shape: MemoryShape, available: int) -> int:
-    """The largest number of tokens whose estimate is within `available` bytes; 0 where none is."""
-    if estimate_bytes(shape, 1) > available:
+def kept_bytes(shape: MemoryShape, n_tokens: int) -> int:
+    """Bytes of the queries and keys that are kept in main memory; arguments as `estimate_bytes`."""
+    # What is handed over is float32, whatever the model computes in.
+    components = (shape.n_heads + shape.n_kv_heads) * shape.d_head
+    return shape.kept_layers * components * 4 * n_tokens
+
+
+def _longest(fits: Callable[[int], bool]) -> int:
+    """The largest number of tokens that fits; 0 where none does."""
+    if not fits(1):
         return 0
-    fits, too_long = 1, 2
-    while estimate_bytes(shape, too_long) <= available:
-        fits, too_long = too_long, 2 * too_long
-    while too_long - fits > 1:
-        middle = (fits + too_long) // 2
-        if estimate_bytes(shape, middle) <= available:
-            fits = middle
+    longest, too_long = 1, 2
+    while fits(too_long):
+        longest, too_long = too_long, 2 * too_long
+    while too_long - longest > 1:
+        middle = (longest + too_long) // 2
+        if fits(middle):
+            longest = middle
         else:
             too_long = middle
-    return fits
+    return longest
 
 
 def available_bytes(device: torch.device | str = "cpu") -> int | None:
@@ -132,6 +149,14 @@ def available_bytes(device: torch.device | str = "cpu") -> int | None:
     return min(known) if known else None
 
 
+def has_room(
+    shape: MemoryShape, n_tokens: int, *, device: torch.device | str = "cpu", before: int = 0
+) -> bool:
+    """Whether `check_fits` lets a prompt pass; arguments as there."""
+    needs = _needs(shape, n_tokens, device, before)
+    return _lacking(needs, _left(needs)) is None
+
+
 def check_fits(
     shape: MemoryShape,
     n_tokens: int,
@@ -139,6 +164,7 @@ def check_fits(
     *,
     name: str,
     device: torch.device | str = "cpu",
+    before: int = 0,
 ) -> None:
     """Refuses a prompt that does not fit, before the work starts.
 
@@ -148,36 +174,93 @@ def check_fits(
     Args:
         shape: The numbers of the model and of the pass.
         n_tokens: Length of the prompt in tokens.
-        available: Bytes that can be taken; None asks the device, and refuses nothing where it
-            cannot tell.
+        available: Bytes that can be taken, on the device and in main memory alike; None asks both,
+            and refuses nothing where that cannot be told.
         name: How the prompt is called.
         device: Where the model is.
+        before: Bytes in main memory that will be kept of prompts that are read before this one.
 
     Raises:
         PromptError: The estimate is above what is available; it says both, the longest prompt that
             fits, and what to do.
     """
-    if available is None:
-        available = available_bytes(device)
-    needed = estimate_bytes(shape, n_tokens)
-    if available is None or needed <= available:
+    needs = _needs(shape, n_tokens, device, before)
+    left = _left(needs) if available is None else dict.fromkeys(needs, float(available))
+    place = _lacking(needs, left)
+    if place is None:
         return
-    longest = longest_that_fits(shape, available)
+    # Where all of it is in main memory, there is nothing to tell apart.
+    main = "main memory" if place.type == "cpu" else f"{place} memory"
+    where = "memory" if len(needs) == 1 else main
+    sizes = f"{_size(needs[place])} of {where}, of which {_size(left[place])} is available"
     advice = "fewer layers" if shape.kept_layers > 1 else "a machine with more memory"
-    if shape.itemsize > 2:
+    if shape.itemsize > 2 and place == torch.device(device):
         advice += ", or the model in bfloat16"
+
+    def fits(n_tokens: int) -> bool:
+        return _lacking(_needs(shape, n_tokens, device), left) is None
+
+    if fits(n_tokens):
+        raise PromptError(
+            f"{name} has {n_tokens:,} tokens, and reading it beside what is kept of the prompts "
+            f"before it takes about {sizes}; those before it fit: capture them and the others "
+            f"apart, cut prompts with max_tokens, or try {advice}"
+        )
+    longest = _longest(fits)
     shorter = (
         f"the longest prompt that fits has {longest:,} tokens: shorten it, cut it with max_tokens"
         if longest
         else "no prompt fits"
     )
     raise PromptError(
-        f"{name} has {n_tokens:,} tokens, and reading it takes about {_size(needed)} of memory, "
-        f"of which {_size(available)} is available; {shorter}, or try {advice}"
+        f"{name} has {n_tokens:,} tokens, and reading it takes about {sizes}; {shorter}, or try "
+        f"{advice}"
     )
 
 
-def _size(n_bytes: int) -> str:
+def _needs(
+    shape: MemoryShape, n_tokens: int, device: torch.device | str, before: int = 0
+) -> dict[torch.device, int]:
+    """Bytes that reading a prompt takes, by where they are."""
+    device, main = torch.device(device), torch.device("cpu")
+    needs = {device: pass_bytes(shape, n_tokens)}
+    needs[main] = needs.get(main, 0) + kept_bytes(shape, n_tokens) + before
+    return needs
+
+
+def _left(places: Iterable[torch.device]) -> dict[torch.device, float]:
+    """Bytes that can still be taken; infinitely many where that cannot be told."""
+    known = {place: available_bytes(place) for place in places}
+    return {place: math.inf if left is None else left for place, left in known.items()}
+
+
+def _lacking(
+    needs: dict[torch.device, int], left: dict[torch.device, float]
+) -> torch.device | None:
+    """Where more is needed than is left, the model's device first."""
+    return next((place for place, needed in needs.items() if needed > left[place]), None)
+
+
+def refuse_array(n_bytes: int, what: str, instead: str) -> None:
+    """Refuses to make an array that does not fit in memory.
+
+    Args:
+        n_bytes: Its size.
+        what: What it holds, in the plural.
+        instead: What to do in its place.
+
+    Raises:
+        InputError: It is larger than what is available.
+    """
+    available = available_bytes("cpu") if n_bytes > _SMALL_ARRAY else None
+    if available is not None and n_bytes > available:
+        raise InputError(
+            f"{what} take {_size(n_bytes)} of memory, of which {_size(available)} is available; "
+            f"{instead}"
+        )
+
+
+def _size(n_bytes: float) -> str:
     return f"{n_bytes / 1e9:.1f} GB" if n_bytes >= 1e8 else f"{n_bytes / 1e6:.1f} MB"
 
 
@@ -195,13 +278,19 @@ def _machine_left() -> int | None:
         return None
 
 
-def _group_left(root: Path = Path("/sys/fs/cgroup")) -> list[int]:
-    """What the control group's limits leave, in bytes; page cache of files counts as free."""
+def _group_left(
+    root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
+) -> list[int]:
+    """What each limit on the control group and on those around it leaves, in bytes.
+
+    Page cache of files counts as free.
+
+    Args:
+        root: Where control groups are mounted.
+        own: The file that names the groups of the process.
+    """
     left = []
-    for folder, limit, usage, prefix in (
-        (root, "memory.max", "memory.current", ""),
-        (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
-    ):
+    for folder, (limit, usage, prefix) in _groups(root, own).items():
         try:
             most = int((folder / limit).read_text())
             used = int((folder / usage).read_text())
@@ -211,3 +300,22 @@ def _group_left(root: Path = Path("/sys/fs/cgroup")) -> list[int]:
         cached = sum(int(stat.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
         left.append(max(0, most - used + cached))
     return left
+
+
+def _groups(root: Path, own: Path) -> dict[Path, tuple[str, str, str]]:
+    """Folders of the groups that the process is in, with the names of their files and counts."""
+    second = ("memory.max", "memory.current", "")
+    first = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+    try:
+        lines = [line.split(":", 2) for line in own.read_text().splitlines() if line.count(":") > 1]
+    except OSError:
+        lines = []
+    groups = {}
+    for mount, files in ((root, second), (root / "unified", second), (root / "memory", first)):
+        controller = "memory" if files is first else ""
+        inside = [line[2] for line in lines if controller in line[1].split(",")]
+        # In a container the mount itself can be the process's group, whatever its path outside.
+        for path in ("/", *inside):
+            names = PurePosixPath(path).parts[1:]
+            groups |= {mount.joinpath(*names[:n]): files for n in range(len(names) + 1)}
+    return groups

@@ -130,7 +130,9 @@ def _phases(
     return torch.polar(torch.ones_like(angles), angles)
 
 
-@lru_cache(maxsize=4)
+# Two, because layers with and without a sliding window can alternate; of a long prompt each takes
+# 16 bytes per pair and position.
+@lru_cache(maxsize=2)
 def _phases_from_zero(inv_freq: bytes, n_pos: int) -> Complex[torch.Tensor, "pos pair"]:
     """Phases of positions 0, 1, 2, ...; most layers share them, and nobody may change them."""
     return _phases(torch.arange(n_pos), np.frombuffer(inv_freq))

@@ -7,6 +7,7 @@ Language Models", arXiv 2410.10781). The sink need not be position 0.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum
@@ -75,10 +76,20 @@ class HeadShares:
 
 
 def sink_shares(record: LayerCapture, head: int) -> Float[np.ndarray, " k_pos"]:
-    """`[k_pos]` Sink share of every key: mean attention to it over the queries that see it."""
-    visible = record.visible
-    pattern = record.pattern(head, visible=visible).double().numpy()
-    return pattern.sum(axis=0) / visible.numpy().sum(axis=0)
+    """`[k_pos]` Sink share of every key: mean attention to it over the queries that see it.
+
+    Args:
+        record: Queries and keys of the layer.
+        head: Index of the query head.
+    """
+    kv_head, sinks = record.kv_head(head), record.sinks
+    one = dataclasses.replace(
+        record,
+        q=record.q[:, head : head + 1],
+        k=record.k[:, kv_head : kv_head + 1],
+        sinks=None if sinks is None else sinks[head : head + 1],
+    )
+    return read_attention(one).received[0]
 
 
 def head_shares(record: LayerCapture, attention: LayerAttention | None = None) -> HeadShares:

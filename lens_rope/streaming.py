@@ -19,7 +19,7 @@ from lens_rope.errors import InputError, PromptError, UnsupportedModelError
 from lens_rope.fit import MIN_TOKENS, fit_rope, rotated
 from lens_rope.hosts import Attention, Host, LayerReading, host_of
 from lens_rope.hosts.editing import layers_changed_after_rotation
-from lens_rope.memory import MemoryShape, available_bytes, check_fits, estimate_bytes
+from lens_rope.memory import MemoryShape, check_fits, has_room, kept_bytes, pass_bytes
 from lens_rope.records import LayerCapture, ModelInfo, Prompt
 from lens_rope.spec import LayerRope, ranges
 from lens_rope.text import starts_with_bos, token_texts
@@ -57,6 +57,7 @@ class LayerStream:
         *,
         context: int | None = None,
         attention: AttentionChoice = "auto",
+        keeps_layers: bool = False,
     ) -> None:
         """Checks what can be told without running the model.
 
@@ -65,6 +66,8 @@ class LayerStream:
             layers: Layers to read; None reads all.
             context: Trained context in tokens, in place of the model's own.
             attention: How the model computes attention while it is read.
+            keeps_layers: Whether the caller keeps the queries and keys of every layer, rather than
+                of one at a time.
 
         Raises:
             InputError: A layer or the context is out of range, the model is of another class, its
@@ -75,6 +78,7 @@ class LayerStream:
         self.host = host_of(model)
         self.layers = checked_layers(self.host, layers)
         self._model, self._context, self._attention = model, context, attention
+        self._kept_layers = len(self.layers) if keeps_layers else 1
         if attention not in get_args(AttentionChoice):
             raise InputError(f"attention is {attention!r}; it must be auto, eager or fused")
         if context is not None and context < 1:
@@ -90,12 +94,13 @@ class LayerStream:
         if attention == "fused":
             self._refuse_unfused(self._run_layers("fused"))
 
-    def attention_for(self, n_tokens: int, *, logits: bool = False) -> Attention:
+    def attention_for(self, n_tokens: int, *, logits: bool = False, before: int = 0) -> Attention:
         """How attention is computed for a prompt of this length.
 
         Args:
             n_tokens: Its number of tokens.
             logits: Whether the model runs to its end.
+            before: Bytes that will be kept of prompts that are read before this one.
         """
         if self._attention == "eager" or self._attention == "fused":
             return self._attention
@@ -103,9 +108,12 @@ class LayerStream:
         scores = info.n_heads * n_tokens**2 * getattr(torch, info.dtype).itemsize
         is_large = scores > MAX_EAGER_BYTES
         if not is_large:
-            available = available_bytes(self._device)
-            shape = self._memory_shape("eager", logits=logits)
-            is_large = available is not None and estimate_bytes(shape, n_tokens) > available
+            eager = self._memory_shape("eager", logits=logits)
+            fused = dataclasses.replace(eager, attention="fused")
+            # Few queries are all in the sample, and then a fused pass forms more than an eager one.
+            is_large = pass_bytes(fused, n_tokens) < pass_bytes(eager, n_tokens) and not has_room(
+                eager, n_tokens, device=self._device, before=before
+            )
         layers = self._run_layers("fused", logits=logits)
         return "fused" if is_large and self.host.fused_refusal(layers) is None else "eager"
 
@@ -134,23 +142,37 @@ class LayerStream:
         )
 
     def refuse_unfit(
-        self, name: str, n_tokens: int, *, kept_layers: int = 1, logits: bool = False
+        self, name: str, n_tokens: int, *, logits: bool = False, before: int = 0
     ) -> None:
         """Refuses a prompt that does not fit in memory, before the model runs.
 
         Args:
             name: How the prompt is called.
             n_tokens: Its number of tokens, after it was cut.
-            kept_layers: Layers whose queries and keys the caller keeps.
             logits: Whether the model is to run to its end.
+            before: Bytes that will be kept of prompts that are read before this one.
 
         Raises:
             PromptError: It takes more than there is; the error has both and the longest that fits.
         """
         shape = self._memory_shape(
-            self.attention_for(n_tokens, logits=logits), kept_layers=kept_layers, logits=logits
+            self.attention_for(n_tokens, logits=logits, before=before), logits=logits
         )
-        check_fits(shape, n_tokens, name=name, device=self._device)
+        check_fits(shape, n_tokens, name=name, device=self._device, before=before)
+
+    def refuse_unfit_together(self, prompts: Iterable[Prompt]) -> None:
+        """Refuses prompts that do not fit in memory one after another, what is kept of each added.
+
+        Args:
+            prompts: What `prompt` made, in the order in which they will be read.
+
+        Raises:
+            PromptError: As `refuse_unfit`, for the first that does not fit.
+        """
+        before = 0
+        for prompt in prompts:
+            self.refuse_unfit(prompt.name, len(prompt), before=before)
+            before += kept_bytes(self._memory_shape("eager"), len(prompt))
 
     def fits(self, n_tokens: int, *, logits: bool = False) -> bool:
         """Whether `refuse_unfit` lets a prompt of this length pass; arguments as there."""
@@ -164,12 +186,10 @@ class LayerStream:
     def _device(self) -> torch.device:
         return next(self.host.model.parameters()).device
 
-    def _memory_shape(
-        self, attention: Attention, *, kept_layers: int = 1, logits: bool = False
-    ) -> MemoryShape:
-        info, cfg, n_layers = self.host.info, self.host.model.cfg, len(self.layers)
+    def _memory_shape(self, attention: Attention, *, logits: bool = False) -> MemoryShape:
+        info, cfg = self.host.info, self.host.model.cfg
         return MemoryShape(
-            n_layers=n_layers,
+            n_layers=len(self.layers),
             n_heads=info.n_heads,
             n_kv_heads=info.n_kv_heads,
             d_head=info.d_head,
@@ -179,7 +199,7 @@ class LayerStream:
             itemsize=getattr(torch, info.dtype).itemsize,
             attention=attention,
             squares=self.host.score_arrays,
-            kept_layers=min(kept_layers, n_layers),
+            kept_layers=self._kept_layers,
             logits=logits,
         )
 

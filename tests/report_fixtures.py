@@ -18,7 +18,7 @@ from lens_rope.records import LayerCapture, LayerCheck, ModelInfo, Prompt, Rotar
 from lens_rope.reporting.analysis import analyse, merge
 from lens_rope.reporting.data import PromptSummary, ReportData
 from lens_rope.reporting.findings import findings, notes
-from lens_rope.reporting.gallery import build_gallery
+from lens_rope.reporting.gallery import Shortlist
 from lens_rope.sinks import SINK_THRESHOLD
 from lens_rope.spec import LayerRope
 from lens_rope.spectrum import layer_keys, layer_spectrum
@@ -125,6 +125,14 @@ def alike(one, other, where="it", rtol=1e-9):
         np.testing.assert_allclose(one, other, rtol=rtol, atol=atol, err_msg=where)
     else:
         assert one == other, where
+
+
+def build_gallery(qk, shares, heads):
+    """The gallery of the first prompt of a capture, with the rule that its heads were chosen by."""
+    shortlist = Shortlist(qk.prompts[0], heads)
+    for record, of_layer in zip(qk.records[0], shares, strict=True):
+        shortlist.add(record, of_layer)
+    return shortlist.gallery()
 
 
 def report_data(qk: RotaryCapture, heads: tuple[tuple[int, int], ...] | None = None) -> ReportData:

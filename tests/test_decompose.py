@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import zoo
+from allocations import Largest
 from conftest import needs_hooked
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -215,6 +216,50 @@ def test_rows_below_one_are_not_renormalised():
     expected = np.nansum(np.exp(scores), 1) / (np.nansum(np.exp(scores), 1) + sink)
     np.testing.assert_allclose(sums, expected, rtol=1e-5)
     assert (sums <= 1).all() and sums.min() < 0.95
+
+
+@pytest.mark.parametrize("window", [None, 6, 200])
+def test_some_queries_and_keys_are_cut_from_all(window):
+    """In another order, and in more blocks of queries than one."""
+    captured = random_capture(n_pos=300, window=window, softcap=2.0, sinks=True)
+    d, q, k = decompose(captured, 5, 3), [299, 3, 150, *range(10, 200)], [0, 160, 140, 7]
+    scores, cut = d.scores(), np.ix_(q, k)
+    distance = np.subtract.outer(np.arange(300), np.arange(300))
+    seen = (distance >= 0) & (distance < (window or 300))
+    np.testing.assert_array_equal(np.isfinite(scores), seen)
+    capped = 2 * np.tanh(scores.astype(np.float64) / 2)
+    weights = np.where(seen, np.exp(capped), 0)
+    pattern = weights / (weights.sum(1, keepdims=True) + np.exp(float(d.record.sinks[3])))
+    np.testing.assert_allclose(d.pattern(), pattern, atol=1e-6)
+    np.testing.assert_allclose(d.pattern(queries=q, keys=k), pattern[cut], atol=1e-6)
+    np.testing.assert_allclose(d.scores(queries=q, keys=k), scores[cut], rtol=1e-5, atol=1e-5)
+    passed = d.pass_through(queries=q, keys=k)
+    np.testing.assert_allclose(passed, d.pass_through()[cut], rtol=1e-5, atol=1e-5)
+    assert d.contributions(queries=[], keys=[]).shape == (4, 0, 0)
+
+
+def test_arrays_that_do_not_fit_in_memory_are_refused_and_their_cells_are_not():
+    n_pos = 10**6
+    captured = random_capture(n_pos=n_pos, rotary_dim=2, d_head=4, n_heads=1, n_kv=1)
+    d = decompose(captured, 5, 0)
+    with Largest() as largest:
+        for call, size in (
+            (d.contributions, "1 pairs of 1,000,000 queries and 1,000,000 keys take 4000.0 GB"),
+            (d.pass_through, "the pass-through of 1,000,000 queries"),
+            (d.scores, "the scores of 1,000,000 queries and 1,000,000 keys take 4000.0 GB"),
+            (d.pattern, "the pattern of 1,000,000 queries"),
+            (lambda: d.scores(queries=range(0, n_pos, 2)), "500,000 queries .* take 2000.0 GB"),
+        ):
+            with pytest.raises(InputError, match=rf"{size}.*available; .*queries=range\(100\)"):
+                call()
+        cell = d.at(900_000, 7)
+        some = {"queries": [900_000, 5], "keys": [7, 6]}
+        assert d.contributions(**some)[0, 0, 0] == cell.contribution[0]
+        assert d.scores(**some)[0, 0] == pytest.approx(cell.score, rel=1e-5)
+        assert np.isnan(d.scores(**some)[1, 0])
+    assert largest.numel <= d.record.q.numel()
+    q, k = (x[at, 0].double().numpy() for x, at in ((d.record.q, 900_000), (d.record.k, 7)))
+    assert cell.score == pytest.approx(0.3 * q @ k, rel=1e-5)
 
 
 @pytest.mark.parametrize(

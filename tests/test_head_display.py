@@ -8,15 +8,19 @@ import dataclasses
 import json
 import math
 import re
+import tracemalloc
 
 import numpy as np
 import pytest
-from report_fixtures import HOSTILE, random_capture, rope
+import torch
+from allocations import Largest
+from report_fixtures import HOSTILE, build_gallery, random_capture, rope
 
 import lens_rope as lr
 from lens_rope.decomposition import decompose
 from lens_rope.errors import InputError
-from lens_rope.reporting.gallery import build_gallery
+from lens_rope.records import LayerCapture
+from lens_rope.reporting.gallery import Shortlist
 from lens_rope.sinks import head_shares, sink_shares
 from lens_rope.views.heads import MAX_WINDOW, head_maps
 from lens_rope.views.libraries import script_json
@@ -140,6 +144,52 @@ def test_a_gallery_of_many_long_wide_heads_stays_small():
         assert head.maps.skipped == 5
 
 
+def dense_attention(record: LayerCapture, head: int) -> np.ndarray:
+    """`[query, key]` Attention of one head from all scores at once, in float64."""
+    q = record.q[:, head].double().numpy()
+    k = record.k[:, head // (record.n_heads // record.n_kv_heads)].double().numpy()
+    scores = record.scale * q @ k.T
+    if record.softcap is not None:
+        scores = record.softcap * np.tanh(scores / record.softcap)
+    m, n = np.indices(scores.shape)
+    weights = np.where((n <= m) & (m - n < (record.rope.window or np.inf)), np.exp(scores), 0)
+    sink = 0 if record.sinks is None else np.exp(float(record.sinks[head]))
+    return weights / (weights.sum(axis=1, keepdims=True) + sink)
+
+
+@pytest.mark.parametrize("window", [None, 30, 200])
+@pytest.mark.parametrize("head", [0, 3])
+def test_windows_are_cut_from_the_attention_of_the_whole_prompt(window, head):
+    """More queries than a block of them, a soft-cap, and a learned sink per head."""
+    qk = random_capture((rope(0, window=window),), n_pos=300)
+    changes = {"softcap": 3.0, "sinks": torch.tensor([-2.0, 0.0, 1.0, 3.0])}
+    record = dataclasses.replace(qk.layer(0), **changes)
+    split = dataclasses.replace(decompose(qk, 0, head), record=record)
+    maps, dense = head_maps(split, []), dense_attention(record, head)
+    for shown in maps.windows:
+        rows = dense[shown.start : shown.stop]
+        np.testing.assert_allclose(shown.pattern, rows[:, shown.start : shown.stop], atol=1e-6)
+        np.testing.assert_allclose(shown.before, rows[:, : shown.start].sum(axis=1), atol=1e-6)
+    received = dense.sum(axis=0) / (dense > 0).sum(axis=0)
+    np.testing.assert_allclose(maps.received, received[maps.positions], atol=1e-6)
+    assert maps.first_key.tolist() == (dense[maps.positions] > 0).argmax(axis=1).tolist()
+
+
+def test_a_gallery_of_a_long_prompt_holds_no_pattern_of_it():
+    n_pos = 3000
+    qk = random_capture((rope(0), rope(1, window=700)), n_pos=n_pos)
+    shortlist = Shortlist(qk.prompts[0], [(0, 1), (1, 2)])
+    for record in qk.records[0]:
+        shortlist.add(record, head_shares(record))
+    tracemalloc.start()
+    with Largest() as largest:
+        shortlist.gallery()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert largest.numel < n_pos**2 / 8
+    assert peak < n_pos**2  # bytes: a whole pattern has 4 or 8 times as many
+
+
 def test_the_window_is_that_of_the_whole_decomposition(qk):
     for layer in (1, 3, 4):
         whole = decompose(qk, layer, 2)
@@ -227,8 +277,6 @@ def test_attention_that_is_not_a_number_is_refused(qk):
 
 
 def test_soft_cap_window_and_learned_sink_are_said(qk):
-    import torch
-
     split = decompose(qk, 4, 2)
     record = dataclasses.replace(split.record, softcap=30.0, sinks=torch.zeros(4))
     text = " ".join(head_maps(dataclasses.replace(split, record=record)).notes())

@@ -17,7 +17,15 @@ import pytest
 import torch
 import zoo
 from planted import named_heads, planted_capture, random_record, sink_by_push
-from report_fixtures import HOSTILE, alike, random_capture, report_data, rope, with_pairs
+from report_fixtures import (
+    HOSTILE,
+    alike,
+    build_gallery,
+    random_capture,
+    report_data,
+    rope,
+    with_pairs,
+)
 
 import lens_rope.reporting.first_prompt as first_module
 import lens_rope.reporting.gather as gather_module
@@ -33,7 +41,7 @@ from lens_rope.records import Prompt
 from lens_rope.reporting import report
 from lens_rope.reporting.analysis import analyse, judge, merge
 from lens_rope.reporting.findings import findings, notes
-from lens_rope.reporting.gallery import PER_REASON, RULE_ASKED, Shortlist, build_gallery
+from lens_rope.reporting.gallery import PER_REASON, RULE_ASKED, Shortlist
 from lens_rope.reporting.index import render_index
 from lens_rope.reporting.page import render
 from lens_rope.reporting.sample import sample_text

@@ -27,7 +27,7 @@ from lens_rope.words import percent
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-    from lens_rope.records import LayerCapture, Prompt, RotaryCapture
+    from lens_rope.records import LayerCapture, Prompt
     from lens_rope.sinks import HeadShares
 
 PER_REASON = 2
@@ -158,27 +158,6 @@ class Shortlist:
             f"order and each head once: {', '.join(found)}."
         )
         return chosen, rule
-
-
-def build_gallery(
-    qk: RotaryCapture,
-    shares: Sequence[HeadShares],
-    heads: Sequence[Where] | None,
-    *,
-    progress: Callable[[int, int], None] | None = None,
-) -> tuple[tuple[GalleryHead, ...], str]:
-    """The heads to show, on the first prompt of a capture, and the rule they were chosen by.
-
-    Args:
-        qk: A capture; its first prompt is shown.
-        shares: Attention shares of the captured layers, on that prompt alone.
-        heads: (layer, head) to show; None chooses the leaders of each reason.
-        progress: Called as `progress(done, total)`.
-    """
-    shortlist = Shortlist(qk.prompts[0], heads)
-    for record, of_layer in zip(qk.records[0], shares, strict=True):
-        shortlist.add(record, of_layer)
-    return shortlist.gallery(progress)
 
 
 def _scored(

@@ -255,22 +255,13 @@ def head_maps(
         )
     known = None if groups is None else checked_groups(groups, rope.n_pairs)
     starts, skipped = _starts(n_tokens, start, size, max_bytes // _bytes(size, rope.d_head))
-    pattern = np.asarray(split.pattern(), dtype=np.float64)
-    if not np.isfinite(pattern).all():
+    windows = tuple(_window(split, at, min(at + size, n_tokens)) for at in starts)
+    received = sink_shares(record, head)
+    if not all(np.isfinite(x).all() for x in (received, *(window.pattern for window in windows))):
         raise InputError(
             f"the attention of layer {rope.layer} head {head} holds NaN or infinity, which cannot "
             "be shown"
         )
-    windows = tuple(
-        HeadWindow(
-            at,
-            min(at + size, n_tokens),
-            # A copy, so that the whole pattern can be freed.
-            pattern[at : at + size, at : at + size].copy(),
-            pattern[at : at + size, :at].sum(axis=1),
-        )
-        for at in starts
-    )
     positions = np.unique(np.concatenate([np.arange(w.start, w.stop) for w in windows]))
     kv_head = split.kv_head
     maps = HeadMaps(
@@ -292,8 +283,8 @@ def head_maps(
         ),
         positions=positions,
         tokens=tuple(split.prompt.tokens[position] for position in positions),
-        first_key=record.visible.numpy().argmax(axis=1)[positions],
-        received=sink_shares(record, head)[positions],
+        first_key=np.maximum(positions - (n_tokens if rope.window is None else rope.window) + 1, 0),
+        received=received[positions],
         windows=windows,
         opening=starts.index(start),
         groups=known or (),
@@ -302,6 +293,13 @@ def head_maps(
     if known is not None:
         return maps
     return dataclasses.replace(maps, groups=telling_pairs(maps.split().by_pair()))
+
+
+def _window(split: HeadDecomposition, start: int, stop: int) -> HeadWindow:
+    """Attention of the queries of one window, within it and before it."""
+    pattern = split.pattern(queries=range(start, stop), keys=range(stop)).astype(np.float64)
+    # A copy, so that what is before the window can be freed.
+    return HeadWindow(start, stop, pattern[:, start:].copy(), pattern[:, :start].sum(axis=1))
 
 
 def checked_groups(
