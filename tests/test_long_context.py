@@ -14,9 +14,9 @@ import oracle
 import pytest
 import torch
 import zoo
+from allocations import Largest
 from conftest import needs_hooked
 from test_capture import assert_as_before, state_of
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lens_rope import streaming
 from lens_rope.capturing import capture
@@ -140,21 +140,6 @@ def test_precision_of_the_model_is_kept(dtype: torch.dtype, softcap: float | Non
         assert ours.dtype == dtype
         tolerance = 1e-5 if dtype == torch.float64 else 1e-2
         assert (ours.double() - theirs).abs().max() < tolerance * theirs.abs().max()
-
-
-class Largest(TorchDispatchMode):
-    """Elements of the largest tensor that any operation returns."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.numel = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for x in result if isinstance(result, (tuple, list)) else [result]:
-            if isinstance(x, torch.Tensor):
-                self.numel = max(self.numel, x.numel())
-        return result
 
 
 @pytest.mark.parametrize("softcap", [None, 2.0])

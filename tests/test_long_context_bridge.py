@@ -8,6 +8,7 @@ attention function; what cannot be shown to be so is refused.
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 from collections.abc import Iterator
 from typing import Any
@@ -18,11 +19,11 @@ import pytest
 import torch
 import transformers as hf
 import zoo
+from allocations import Largest
 from oracle import EXPECTED
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from transformer_lens.hook_points import HookPoint
 
+from lens_rope import streaming
 from lens_rope.ablation import ablate_frequencies
 from lens_rope.capturing import capture
 from lens_rope.errors import InputError, LensRopeError, VerificationError
@@ -129,22 +130,6 @@ def test_logits_scores_and_patterns_are_those_of_an_eager_pass(name: str) -> Non
         assert off(scores[:, seen], expected[:, seen]) < 1e-5
 
 
-class _Largest(TorchDispatchMode):
-    """The most elements that any result of an operation takes memory for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.n_elements = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor):
-                n_bytes = leaf.untyped_storage().nbytes()
-                self.n_elements = max(self.n_elements, n_bytes // leaf.element_size())
-        return result
-
-
 @pytest.mark.parametrize("name", ["llama", "mistral", "gpt-oss", "gemma2"])
 def test_nothing_of_size_query_by_key_is_made(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocked, "MAX_SAMPLED_QUERIES", 16)
@@ -154,9 +139,9 @@ def test_nothing_of_size_query_by_key_is_made(name: str, monkeypatch: pytest.Mon
     assert host.fused_refusal([0]) is None
     largest = {}
     for attention in ("eager", "fused"):
-        with _Largest() as mode:
+        with Largest() as mode:
             host.read(zoo.tokens(n_tokens)[0].tolist(), [0], lambda reading: None, attention)
-        largest[attention] = mode.n_elements
+        largest[attention] = mode.numel
     assert largest["eager"] >= 4 * n_tokens**2
     # Not even one mask for all heads.
     assert largest["fused"] < n_tokens**2 / 2
@@ -252,6 +237,209 @@ def test_what_is_attached_to_attention_is_not_passed_over() -> None:
     with ablate_frequencies(model, {(0, 1): [2]}):
         assert host_of(model).fused_refusal([1]) is not None
     assert host_of(model).fused_refusal([1]) is None
+
+
+def _parts(model: Any, layer: int = 0) -> dict[str, torch.nn.Module]:
+    """Modules inside the attention of a layer of a Llama bridge."""
+    attn = model.blocks[layer].attn
+    own = attn.original_component
+    return {
+        "the bridge's attention": attn,
+        "transformers' attention": own,
+        "the bridge's projection": attn.k,
+        "transformers' projection": own.k_proj.original_component,
+        "the output projection": own.o_proj.original_component,
+        "a hook point of it": attn.v.hook_in,
+    }
+
+
+PARTS = list(_parts(zoo.bridge("llama")))
+
+
+@pytest.mark.parametrize("kind", ["after", "before", "before, by name"])
+@pytest.mark.parametrize("part", PARTS)
+def test_torch_hooks_inside_attention_keep_the_pass_eager(
+    part: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streaming, "MAX_EAGER_BYTES", 1)
+    model = zoo.bridge_of(zoo.hf_model("llama"), "llama")
+    module = _parts(model)[part]
+    handle = {
+        "after": lambda: module.register_forward_hook(lambda module, args, output: None),
+        "before": lambda: module.register_forward_pre_hook(lambda module, args: None),
+        "before, by name": lambda: module.register_forward_pre_hook(
+            lambda module, args, kwargs: None, with_kwargs=True
+        ),
+    }[kind]()
+    with pytest.raises(InputError, match="layers 0 have hooks or edits in their attention"):
+        capture(model, zoo.tokens(20), [1], attention="fused")
+    assert np.isnan(capture(model, zoo.tokens(20), [1]).layer(1).check.output)
+    handle.remove()
+    assert not np.isnan(capture(model, zoo.tokens(20), [1]).layer(1).check.output)
+
+
+def test_a_hook_that_reads_weights_gets_them_and_its_change_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(streaming, "MAX_EAGER_BYTES", 1)
+    model, sums = zoo.bridge_of(zoo.hf_model("llama"), "llama"), []
+    untouched = capture(model, zoo.tokens(20), [1])
+
+    def sharpen(module: Any, args: Any, output: tuple[Any, ...]) -> tuple[Any, ...]:
+        sums.append(output[1].sum(-1))
+        return (output[0] * output[1].mean(), *output[1:])
+
+    handle = model.blocks[0].attn.register_forward_hook(sharpen)
+    changed = capture(model, zoo.tokens(20), [1])
+    handle.remove()
+    torch.testing.assert_close(sums[0], torch.ones(1, 4, 20))
+    assert off(changed.layer(1).q, untouched.layer(1).q) > 0.01
+
+
+def test_what_transformers_attaches_to_attention_does_not_matter() -> None:
+    from transformers.utils.output_capturing import install_output_capuring_hook
+
+    model = zoo.bridge_of(zoo.hf_model("llama"), "llama")
+    untouched = capture(model, zoo.tokens(20), attention="fused")
+    # As after a run in which attention weights were asked for; it does nothing in other runs.
+    install_output_capuring_hook(model.blocks[0].attn.original_component, "attentions", 1)
+    again = capture(model, zoo.tokens(20), attention="fused")
+    assert torch.equal(again.layer(1).q, untouched.layer(1).q)
+
+
+def test_hooks_outside_attention_act_in_a_fused_pass_and_see_no_other_prompt() -> None:
+    """Neither the trial nor what reads vectors before the rotation calls them."""
+    model, seen = zoo.bridge_of(zoo.hf_model("llama"), "llama"), []
+    untouched = capture(model, zoo.tokens(40))
+
+    def look(module: Any, args: Any, output: Any) -> Any:
+        seen.append((type(module).__name__, output.shape[1]))
+        return 1.5 * output
+
+    def look_first(where: str, module: Any, args: Any) -> None:
+        seen.append((where, args[0].shape[1]))
+
+    own = model.original_model.model.layers[0]
+    handles = [
+        own.mlp.register_forward_hook(look),
+        own.input_layernorm.original_component.register_forward_pre_hook(
+            functools.partial(look_first, "norm")
+        ),
+    ]
+    point = "blocks.0.hook_resid_pre"
+    captures = {}
+    for attention in ("eager", "fused"):
+        seen.clear()
+        hook = (point, lambda value, hook: seen.append(("point", value.shape[1])))
+        with model.hooks(fwd_hooks=[hook]):
+            captures[attention] = capture(model, zoo.tokens(40), attention=attention)
+        assert sorted(seen) == [(type(own.mlp).__name__, 40), ("norm", 40), ("point", 40)]
+    for handle in handles:
+        handle.remove()
+    eager, fused = captures["eager"].layer(1), captures["fused"].layer(1)
+    assert off(fused.q, eager.q) < 1e-5
+    assert off(fused.q, untouched.layer(1).q) > 0.01
+
+
+@pytest.mark.parametrize("changed", ["replaced", "left out"])
+@pytest.mark.parametrize("layers", [[0, 1], [1]], ids=["read", "not read"])
+def test_a_mask_that_a_hook_changes_is_not_passed_over(changed: str, layers: list[int]) -> None:
+    model = zoo.bridge_of(zoo.hf_model("llama"), "llama")
+    host = host_of(model)
+
+    def change(module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        mask = kwargs["attention_mask"]
+        mask = None if changed == "left out" else torch.zeros(mask.shape)
+        return args, {**kwargs, "attention_mask": mask}
+
+    handle = model.original_model.model.layers[0].register_forward_pre_hook(
+        change, with_kwargs=True
+    )
+    assert host.fused_refusal(layers) is None
+    with pytest.raises(LensRopeError, match="its mask is not one that the model asks"):
+        host.read(zoo.tokens(20)[0].tolist(), layers, lambda reading: None, "fused")
+    handle.remove()
+    host.read(zoo.tokens(20)[0].tolist(), layers, lambda reading: None, "fused")
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.0])
+def test_an_attention_that_was_replaced_is_tried_and_stays(factor: float) -> None:
+    model = zoo.bridge_of(zoo.hf_model("llama"), "llama")
+    attn = model.blocks[0].attn
+    own = attn.forward
+
+    def scaled(*args: Any, **kwargs: Any) -> Any:
+        output, weights = own(*args, **kwargs)
+        return factor * output, weights
+
+    attn.__dict__["forward"] = scaled
+    if factor == 1:
+        capture(model, zoo.tokens(20), attention="fused")
+    else:
+        with pytest.raises(InputError, match="attention output of layer 0 would differ by 5"):
+            capture(model, zoo.tokens(20), attention="fused")
+    assert attn.__dict__["forward"] is scaled
+
+
+def _count_passes(model: Any) -> list[int]:
+    """Lengths of all that is embedded from now on; no hook, which a trial would leave out."""
+    embed, lengths = model.original_model.get_input_embeddings().original_component, []
+    own = embed.forward
+
+    def counted(tokens: torch.Tensor) -> torch.Tensor:
+        lengths.append(tokens.shape[1])
+        return own(tokens)
+
+    embed.__dict__["forward"] = counted
+    return lengths
+
+
+@pytest.mark.parametrize("fits", [True, False], ids=["fused", "refused"])
+def test_one_trial_serves_all_prompts(fits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "MAX_EAGER_BYTES", 1)
+    model = zoo.bridge_of(zoo.hf_model("gpt-neox"), "gpt-neox")
+    if not fits:
+        with torch.no_grad():
+            model.blocks[0].attn.original_component.query_key_value.weight.mul_(1.5)
+    lengths = _count_passes(model)
+    both = torch.cat([zoo.tokens(50), zoo.tokens(50, seed=1)])
+    ours = capture(model, both)
+    assert lengths == [16, 50, 50]
+    assert np.isnan([r.check.output for prompt in ours.records for r in prompt]).all() != fits
+
+
+def test_projections_are_not_computed_twice() -> None:
+    """The layer is run once more without rotation, on the same input."""
+    model = zoo.bridge_of(zoo.hf_model("llama"), "llama")
+    host = host_of(model)
+    assert host.fused_refusal([0]) is None
+    linear = model.blocks[0].attn.original_component.k_proj.original_component
+    own, calls = linear.forward, []
+    linear.__dict__["forward"] = lambda x: calls.append(x.shape) or own(x)
+    host.read(zoo.tokens(50)[0].tolist(), [0], lambda reading: None, "fused")
+    assert calls == [(1, 50, 64)]
+    assert "forward" in vars(linear)
+
+
+def test_what_was_changed_since_is_projected_anew() -> None:
+    linear = torch.nn.Linear(3, 2)
+    x = torch.randn(1, 4, 3)
+    with torch.no_grad(), bridge_fused.projected_once(linear):
+        first = linear(x)
+        assert linear(x) is first
+        torch.testing.assert_close(linear(x.clone()), first)
+        assert linear(x) is not first  # the last input alone is kept
+        x.mul_(2)
+        assert off(linear(x), first) > 0.01
+        output = linear(x)
+        output.zero_()
+        assert linear(x).abs().max() > 0
+    assert "forward" not in vars(linear)
+    with torch.inference_mode(), bridge_fused.projected_once(linear):
+        y = torch.randn(1, 4, 3)
+        first = linear(y).clone()
+        y.zero_()
+        assert off(linear(y), first) > 0.01
 
 
 def test_a_bridge_that_computes_something_else_is_refused() -> None:

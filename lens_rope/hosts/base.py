@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -17,11 +17,12 @@ from torch.utils.hooks import RemovableHandle
 
 from lens_rope.errors import LensRopeError, UnsupportedModelError
 from lens_rope.hosts.editing import EditPoint, Tables
-from lens_rope.hosts.state import as_before
+from lens_rope.hosts.state import alone, as_before
 from lens_rope.records import ModelInfo, Route
 
 Tensor = torch.Tensor
 Hook = tuple[str, Callable[..., Tensor | None]]
+Visit = Callable[["LayerReading"], None]
 
 Attention = Literal["eager", "fused"]
 """How a forward pass computes attention: as the host does, which forms all scores of a layer at
@@ -154,26 +155,28 @@ class Host(ABC):
         """Precision of the weights."""
 
     @abstractmethod
-    def _hooks(
-        self, layers: Sequence[int], visit: Callable[[LayerReading], None], attention: Attention
-    ) -> tuple[list[Hook], dict[str, Any]]:
-        """Forward hooks that make each layer visit its reading, and options of the forward pass.
-
-        The options spare what comes after the last layer and are left out where logits are wanted;
-        hooks of a fused pass are on every layer that runs, see `_prepared`.
-        """
-
-    def _prepared(
-        self, n_tokens: int, layers: Sequence[int], attention: Attention
-    ) -> AbstractContextManager[None]:
-        """What a pass needs of the model beside hooks; undone when it is left.
+    def _watching(
+        self,
+        n_tokens: int,
+        layers: Sequence[int],
+        visit: Visit,
+        attention: Attention,
+        *,
+        to_end: bool,
+    ) -> AbstractContextManager[dict[str, Any]]:
+        """The model made ready for a pass that visits its layers, and put back afterwards.
 
         Args:
             n_tokens: Length of the prompt.
-            layers: The layers that are read.
-            attention: How attention is computed.
+            layers: Layers to visit, ascending.
+            visit: Called with each layer's reading.
+            attention: How attention is computed; if fused, in every layer that runs.
+            to_end: Whether logits are wanted.
+
+        Returns:
+            Inside it, options of the forward pass. They spare what comes after the last layer, if
+            nobody wants it.
         """
-        return nullcontext()
 
     @abstractmethod
     def follow_angles(self, layer: int) -> tuple[list[RemovableHandle], Tables]:
@@ -189,7 +192,7 @@ class Host(ABC):
         self,
         token_ids: Sequence[int],
         layers: Sequence[int],
-        visit: Callable[[LayerReading], None],
+        visit: Visit,
         attention: Attention = "eager",
     ) -> None:
         """Runs one prompt and visits each layer once, in order; the model is left as it was.
@@ -201,6 +204,7 @@ class Host(ABC):
             attention: How attention is computed; `fused` only where `fused_refusal` is None.
 
         Raises:
+            InputError: The model is being read already, by a hook or in another thread.
             UnsupportedModelError: The host's forward pass fails, or its hooks do not show enough.
         """
         self._run(token_ids, layers, visit, attention, return_type=None)
@@ -209,7 +213,7 @@ class Host(ABC):
         self,
         token_ids: Sequence[int],
         layers: Sequence[int],
-        visit: Callable[[LayerReading], None],
+        visit: Visit,
         attention: Attention = "eager",
     ) -> Float[Tensor, "pos vocab"]:
         """As `read`, and runs the model to its end.
@@ -223,11 +227,28 @@ class Host(ABC):
         self,
         token_ids: Sequence[int],
         layers: Sequence[int],
-        visit: Callable[[LayerReading], None],
+        visit: Visit,
         attention: Attention,
         *,
         return_type: str | None,
     ) -> Any:
+        return self._forward(
+            token_ids,
+            visit,
+            lambda visit: self._watching(
+                len(token_ids), layers, visit, attention, to_end=return_type is not None
+            ),
+            return_type,
+        )
+
+    def _forward(
+        self,
+        token_ids: Sequence[int],
+        visit: Visit,
+        watching: Callable[[Visit], AbstractContextManager[dict[str, Any]]],
+        return_type: str | None,
+    ) -> Any:
+        """One forward pass inside `watching`, which is as `_watching` but for the visit."""
         raised: list[Exception] = []
 
         def watched(reading: LayerReading) -> None:
@@ -237,9 +258,6 @@ class Host(ABC):
                 raised.append(error)
                 raise
 
-        hooks, options = self._hooks(layers, watched, attention)
-        if return_type is not None:
-            options = {}  # they spare what comes after the last layer
         device = next(self.model.parameters()).device
         tokens = torch.tensor([list(token_ids)], device=device)
         # An explicit mask: hosts guess one from the tokens otherwise, and may take a BOS that is
@@ -247,9 +265,9 @@ class Host(ABC):
         mask = torch.ones_like(tokens)
         with (
             torch.no_grad(),
+            alone(self.model),
             as_before(self.model),
-            self._prepared(len(token_ids), layers, attention),
-            self.model.hooks(fwd_hooks=hooks),
+            watching(watched) as options,
         ):
             try:
                 return self.model(tokens, return_type=return_type, attention_mask=mask, **options)

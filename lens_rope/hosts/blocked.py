@@ -129,30 +129,33 @@ def sampled_attention(
     n_pos, n_heads = output.shape[:2]
     blocks = sampled_blocks(n_pos, n_heads * n_pos * itemsize)
     n_rows = sum(len(block) for block in blocks)
-    scores, pattern = None, output.new_empty(0)
-    # By head: one with small values could be wrong in all of them and not show beside the others.
-    difference = largest = output.new_zeros(n_heads, dtype=torch.float32)
+    scores, pattern, outputs = None, output.new_empty(0), []
     at = 0
     for block in blocks:
         own_scores, own_pattern, own_output = own(block)
         if at == 0:
             if own_scores is not None:
-                scores = own_scores.new_full((n_heads, n_rows, n_pos), -torch.inf)
-            pattern = own_pattern.new_zeros((n_heads, n_rows, n_pos))
+                scores = own_scores.new_empty((n_heads, n_rows, n_pos))
+            pattern = own_pattern.new_empty((n_heads, n_rows, n_pos))
+        rows, seen, unseen = (
+            slice(at, at + len(block)), slice(0, block.stop), slice(block.stop, None),
+        )  # fmt: skip
         if scores is not None and own_scores is not None:
-            scores[:, at : at + len(block), : block.stop] = own_scores
-        pattern[:, at : at + len(block), : block.stop] = own_pattern
+            scores[:, rows, seen] = own_scores
+            scores[:, rows, unseen] = -torch.inf
+        pattern[:, rows, seen] = own_pattern
+        pattern[:, rows, unseen] = 0
+        outputs.append(own_output)
         at += len(block)
-        true = own_output.float()
-        # Maxima that keep nan: an output that is no number is not close to anything.
-        difference = torch.maximum(
-            difference, (output[block.start : block.stop].float() - true).abs().amax(dim=(0, 2))
-        )
-        largest = torch.maximum(largest, true.abs().amax(dim=(0, 2)))
+    true = torch.cat(outputs).float()
+    ours = torch.cat([output[block.start : block.stop] for block in blocks]).float()
+    # By head: one with small values could be wrong in all of them and not show beside the others.
+    # Maxima keep nan: an output that is no number is not close to anything.
+    largest = true.abs().amax(dim=(0, 2)).clamp_min(torch.finfo(torch.float32).tiny)
+    error = ours.sub_(true).abs_().amax(dim=(0, 2)) / largest
     rows = None
     if n_rows < n_pos:
         rows = torch.cat([torch.arange(b.start, b.stop, device=output.device) for b in blocks])
-    error = difference / largest.clamp_min(torch.finfo(torch.float32).tiny)
     return SampledAttention(rows, scores, pattern, float(error.amax()))
 
 

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 from transformer_lens.hook_points import HookPoint
 
 from lens_rope.errors import UnsupportedModelError
-from lens_rope.hosts.base import Attention, Hook, Host, LayerReading, with_key
-from lens_rope.hosts.bridge_fused import FusedLayer, NotFusedError, fused_attention
+from lens_rope.hosts.base import Attention, Host, LayerReading, Visit, with_key
+from lens_rope.hosts.bridge_fused import Beside, FusedLayer, NotFusedError, fused_attention
 from lens_rope.hosts.editing import Edit, EditPoint, Tables, refuse_cached
+from lens_rope.hosts.state import callers_hooks, modules_of, without_callers_hooks
 from lens_rope.records import Route
 from lens_rope.spec import ranges
 
@@ -52,7 +54,7 @@ _BRIDGE_HOOKS = (
     "hook_pattern",
 )
 
-_TRIAL_TOKENS = 64
+_TRIAL_TOKENS = 16
 
 # Nothing that the host shows tells that it is another model than the one it was made from.
 _NORM_AFTER_ROTATION = ("HunYuanDenseV1Attention",)
@@ -72,7 +74,7 @@ class BridgeHost(Host):
     def _dtype(self) -> torch.dtype:
         return next(self.model.original_model.parameters()).dtype
 
-    @property
+    @cached_property
     def attention_layers(self) -> tuple[int, ...]:
         """Those whose pattern is hooked; hybrid models have others too."""
         names = self.model.hook_dict
@@ -106,64 +108,87 @@ class BridgeHost(Host):
         rows = [len(table) for table in tables if table is not None]
         return min(rows) if rows else None
 
-    def _hooks(
-        self, layers: Sequence[int], visit: Callable[[LayerReading], None], attention: Attention
-    ) -> tuple[list[Hook], dict[str, Any]]:
-        # For `_prepared`, which also hooks the model: the bridge's own way of adding hooks looks
-        # up all names anew for each of them, which takes longer than a forward pass.
-        self._visit = visit
-        return [], {}
+    @contextmanager
+    def _watching(
+        self,
+        n_tokens: int,
+        layers: Sequence[int],
+        visit: Visit,
+        attention: Attention,
+        *,
+        to_end: bool,
+    ) -> Iterator[dict[str, Any]]:
+        def visit_to_the_last(reading: LayerReading) -> None:
+            visit(reading)
+            if reading.layer == layers[-1] and not to_end:
+                raise _LastLayerRead
+
+        with self._uncached():
+            if attention == "fused":
+                with self._fused(self.attention_layers, layers, visit_to_the_last):
+                    yield {}
+            else:
+                with self._visited(layers, visit_to_the_last):
+                    yield {}
 
     @contextmanager
-    def _prepared(
-        self, n_tokens: int, layers: Sequence[int], attention: Attention
-    ) -> Iterator[None]:
-        visit = self._visit
-        configs = _configs_of(self.model)
-        kept = [(config, config.use_cache) for config in configs if hasattr(config, "use_cache")]
+    def _uncached(self) -> Iterator[None]:
+        """Without keys and values of all layers being kept, which nobody reads."""
+        configs = [config for config in self._configs if hasattr(config, "use_cache")]
+        kept = [(config, config.use_cache) for config in configs]
         try:
-            for config, _ in kept:
-                config.use_cache = False  # keys and values of all layers, which nobody reads
-            if attention == "fused":
-                with self._fused(layers, visit):
-                    yield
-            else:
-                with self._hooked(layers, visit):
-                    yield
+            for config in configs:
+                config.use_cache = False
+            yield
         finally:
             for config, value in kept:
                 config.use_cache = value
 
     @contextmanager
-    def _hooked(
-        self, layers: Sequence[int], visit: Callable[[LayerReading], None]
-    ) -> Iterator[None]:
+    def _visited(self, layers: Sequence[int], visit: Visit) -> Iterator[None]:
         """Hooks that make each layer visit its reading."""
-        names = self.model.hook_dict
+        with self._kept(layers) as seen:
+
+            def finish(value: Tensor, hook: Any, layer: int) -> None:
+                reading = self._reading(layer, seen)
+                seen.clear()
+                visit(reading)
+
+            # Some hosts fire the scores after the pattern, so a layer ends with its block.
+            names = {f"blocks.{layer}.hook_out": partial(finish, layer=layer) for layer in layers}
+            with self._hooked(names):
+                yield
+
+    @contextmanager
+    def _kept(self, layers: Sequence[int]) -> Iterator[dict[str, Tensor]]:
+        """What the hook points of attention show, the last layer's in place of those before."""
         seen: dict[str, Tensor] = {}
-        added: list[tuple[HookPoint, Any]] = []
 
         def keep(value: Tensor, hook: Any, key: str) -> None:
             seen[key] = value.detach()
 
-        def add(name: str, function: Callable[..., Tensor | None]) -> None:
-            point = names[name]
-            point.add_hook(function)
-            added.append((point, point.fwd_hooks[-1]))
+        hooks = {
+            f"blocks.{layer}.attn.{key}": with_key(keep, key)
+            for layer in layers
+            for key in _BRIDGE_HOOKS
+        }
+        with self._hooked(hooks):
+            yield seen
 
+    @contextmanager
+    def _hooked(self, hooks: Mapping[str, Callable[..., Tensor | None]]) -> Iterator[None]:
+        """Hooks at those of these points that there are.
+
+        The bridge's own way of adding hooks looks up all names anew for each of them, which takes
+        longer than a forward pass.
+        """
+        added: list[tuple[HookPoint, Any]] = []
+        points = self.model.hook_dict  # made anew each time
         try:
-            for layer in layers:
-
-                def finish(value: Tensor, hook: Any, layer: int = layer) -> None:
-                    reading = self._reading(layer, seen)
-                    seen.clear()
-                    visit(reading)
-
-                for key in _BRIDGE_HOOKS:
-                    if f"blocks.{layer}.attn.{key}" in names:
-                        add(f"blocks.{layer}.attn.{key}", with_key(keep, key))
-                # Some hosts fire the scores after the pattern, so a layer ends with its block.
-                add(f"blocks.{layer}.hook_out", finish)
+            for name, function in hooks.items():
+                if name in points:
+                    points[name].add_hook(function)
+                    added.append((points[name], points[name].fwd_hooks[-1]))
             yield
         finally:
             for point, handle in added:
@@ -174,116 +199,164 @@ class BridgeHost(Host):
         self,
         token_ids: Sequence[int],
         layers: Sequence[int],
-        visit: Callable[[LayerReading], None],
+        visit: Visit,
         attention: Attention,
         *,
         return_type: str | None,
     ) -> Any:
-        def visit_to_the_last(reading: LayerReading) -> None:
-            visit(reading)
-            if reading.layer == layers[-1]:
-                raise _LastLayerRead
+        if attention == "fused":
+            last = layers[-1] if return_type is None else self.attention_layers[-1]
+            why = self._found_by_trial(last)
+            if why is not None:
+                raise NotFusedError(why)
+        return super()._run(token_ids, layers, visit, attention, return_type=return_type)
 
-        if return_type is not None:
-            return super()._run(token_ids, layers, visit, attention, return_type=return_type)
+    def _forward(
+        self,
+        token_ids: Sequence[int],
+        visit: Visit,
+        watching: Callable[[Visit], AbstractContextManager[dict[str, Any]]],
+        return_type: str | None,
+    ) -> Any:
         try:
-            super()._run(token_ids, layers, visit_to_the_last, attention, return_type=None)
+            return super()._forward(token_ids, visit, watching, return_type)
         except _LastLayerRead:
             return None
 
     def fused_refusal(self, layers: Sequence[int]) -> str | None:
-        """Why attention cannot be fused, found by trying: see `_try_fused`."""
-        hooked = sorted(layer for layer in self.attention_layers if self._is_hooked(layer))
+        """Why attention cannot be fused: hooks inside it, or what a trial finds, see `_try_fused`.
+
+        The trial is made once for all prompts, hooks are looked for each time.
+        """
+        hooked = [
+            layer
+            for layer, modules in self._attention_modules.items()
+            if any(_takes_part(hook) for module in modules for hook in callers_hooks(module))
+        ]
         if hooked:
             return (
                 f"layers {ranges(hooked)} have hooks or edits in their attention, which would not "
                 "take part"
             )
-        try:
-            self._try_fused(layers)
-        except NotFusedError as error:
-            return error.why
-        except UnsupportedModelError as error:
-            return str(error)
-        return None
+        return self._found_by_trial(max(layers))
 
-    def _is_hooked(self, layer: int) -> bool:
-        """Whether somebody sees or changes what happens inside attention."""
-        return any(
-            not (isinstance(hook, Edit) and not hook.is_active)
-            for point in self.model.blocks[layer].attn.modules()
-            if isinstance(point, HookPoint)
-            for hook in (*point._forward_hooks.values(), *point._forward_pre_hooks.values())
-        )
+    @cached_property
+    def _attention_modules(self) -> dict[int, list[torch.nn.Module]]:
+        """All that is inside the attention of each layer."""
+        return {layer: modules_of(self.model.blocks[layer].attn) for layer in self.attention_layers}
 
-    def _try_fused(self, layers: Sequence[int]) -> None:
-        """Runs a short prompt both ways and compares queries, keys and logits.
+    def _found_by_trial(self, last: int) -> str | None:
+        """Why the layers up to `last` cannot be fused."""
+        if last not in self._edit_at:
+            found = [why for at, why in self._refused_at.items() if at <= last]
+            if found:
+                return found[0]
+            try:
+                self._try_fused([layer for layer in self.attention_layers if layer <= last])
+            except NotFusedError as error:
+                self._refused_at[last] = error.why
+            except UnsupportedModelError as error:
+                self._refused_at[last] = str(error)
+        return self._refused_at.get(last)
 
-        The Hugging Face modules could hold other weights than the bridge, or the bridge could
-        compute something else than they do. Where this passes, `_edit_at` holds the layers.
-
-        Raises:
-            UnsupportedModelError: One of the passes fails, or they differ.
-        """
-        if set(layers) <= self._edit_at.keys():
-            return
-        n_tokens = min(_TRIAL_TOKENS, self.trained_context, int(self.model.cfg.d_vocab))
-        is_fine = torch.finfo(self._dtype).eps <= torch.finfo(torch.float32).eps
-        tolerance = 1e-4 if is_fine else 2e-2
-        eager: dict[int, LayerReading] = {}
-        logits = self.read_logits(range(n_tokens), layers, lambda r: eager.update({r.layer: r}))
-
-        def compare(reading: LayerReading) -> None:
-            own = eager[reading.layer]
-            if own.route == "hook_rot":
-                for side in ("q", "k"):
-                    check(
-                        f"{side} of layer {reading.layer}",
-                        getattr(reading, side),
-                        getattr(own, side),
-                    )
-
-        def check(what: str, ours: Tensor, theirs: Tensor) -> None:
-            by_position = (ours - theirs).abs().flatten(1).amax(dim=1)
-            # Rounding can send single tokens to other experts; another computation shows in all.
-            off = (by_position.amax() if is_fine else by_position.median()) / theirs.abs().max()
-            if ours.shape != theirs.shape or not off <= tolerance:
-                raise NotFusedError(
-                    f"{what} would differ by {float(off):.1e} from what the bridge computes"
-                )
-
-        # Before the pass, which asks for them, and only for as long as nothing goes wrong.
-        self._edit_at.update({layer: reading.edit_at for layer, reading in eager.items()})
-        try:
-            check("logits", self.read_logits(range(n_tokens), layers, compare, "fused"), logits)
-        except BaseException:
-            self._edit_at.clear()
-            raise
+    @cached_property
+    def _refused_at(self) -> dict[int, str]:
+        """By the last layer of a trial, why it failed."""
+        return {}
 
     @cached_property
     def _edit_at(self) -> dict[int, tuple[EditPoint, EditPoint]]:
-        """Where each layer that can be read in a fused pass can be edited in another."""
+        """Where each layer that passed a trial can be edited in another pass."""
         return {}
 
+    def _try_fused(self, layers: Sequence[int]) -> None:
+        """Runs a few tokens, and each layer's attention twice on the same input.
+
+        The Hugging Face modules could hold other weights than the bridge, or the bridge could
+        compute something else than they do, which no comparison among the former would show. So the
+        output of each is compared, and queries and keys where the bridge shows them rotated; the
+        rest of the model is the same in both kinds of pass. Hooks of the caller do not see these
+        tokens. Where this passes, `_edit_at` holds the layers.
+
+        Raises:
+            UnsupportedModelError: The pass fails, or shows too little, or they differ.
+        """
+        n_tokens = min(_TRIAL_TOKENS, self.trained_context, int(self.model.cfg.d_vocab))
+        edit_at: dict[int, tuple[EditPoint, EditPoint]] = {}
+
+        @contextmanager
+        def watching(visit: Visit) -> Iterator[dict[str, Any]]:
+            with self._uncached(), self._kept(layers) as seen:
+                readings: dict[int, LayerReading] = {}
+
+                def beside(layer: int, own: Callable[[], Any]) -> Callable[[Any], None]:
+                    seen.clear()
+                    theirs = _output(own())
+                    readings[layer] = self._reading(layer, seen)
+                    edit_at[layer] = readings[layer].edit_at
+
+                    def compare(output: Any) -> None:
+                        self._compare(f"attention output of layer {layer}", _output(output), theirs)
+                        if layer == layers[-1]:
+                            raise _LastLayerRead
+
+                    return compare
+
+                def compare_queries_and_keys(reading: LayerReading) -> None:
+                    own = readings.pop(reading.layer)
+                    if own.route == "hook_rot":
+                        self._compare(f"q of layer {reading.layer}", reading.q, own.q)
+                        self._compare(f"k of layer {reading.layer}", reading.k, own.k)
+
+                with self._fused(layers, layers, compare_queries_and_keys, edit_at, beside):
+                    yield {}
+
+        with without_callers_hooks(self.model):
+            self._forward(range(n_tokens), lambda reading: None, watching, None)
+        self._edit_at.update(edit_at)
+
+    def _compare(
+        self, what: str, ours: Float[Tensor, "pos ..."], theirs: Float[Tensor, "pos ..."]
+    ) -> None:
+        """Raises `NotFusedError` where a fused pass and the bridge's own come to different ends."""
+        is_fine = torch.finfo(self._dtype).eps <= torch.finfo(torch.float32).eps
+        off = torch.tensor(torch.inf)
+        if ours.shape == theirs.shape:
+            by_position = (ours - theirs).abs().flatten(1).amax(dim=1)
+            # Large scores that are rounded change some tokens; another computation changes all.
+            off = by_position.amax() if is_fine else by_position.median()
+            off = off / theirs.abs().max().clamp_min(torch.finfo(theirs.dtype).tiny)
+        if not off <= (1e-4 if is_fine else 2e-2):
+            raise NotFusedError(
+                f"{what} would differ by {float(off):.1e} from what the bridge computes"
+            )
+
     def _fused(
-        self, layers: Sequence[int], visit: Callable[[LayerReading], None]
+        self,
+        run: Sequence[int],
+        layers: Sequence[int],
+        visit: Visit,
+        edit_at: Mapping[int, tuple[EditPoint, EditPoint]] | None = None,
+        beside: Beside | None = None,
     ) -> AbstractContextManager[None]:
-        """Fused attention in all layers, those that are read being visited."""
-        self._try_fused(layers)
+        """Fused attention in all layers that run, those that are read being visited."""
+        edit_at = self._edit_at if edit_at is None else edit_at
         config = _text_config(self.model.original_model.config)
-        attentions = {layer: self.model.blocks[layer].attn for layer in self.attention_layers}
+        attentions = {layer: self.model.blocks[layer].attn for layer in run}
         windows = {
             layer: _window(attn.original_component, config, layer)
             for layer, attn in attentions.items()
         }
 
         def take(fused: FusedLayer) -> None:
-            visit(self._fused_reading(fused, windows[fused.layer]))
+            visit(self._fused_reading(fused, windows[fused.layer], edit_at[fused.layer]))
 
         visits = dict.fromkeys(layers, take)
-        return fused_attention(attentions, windows, visits, _configs_of(self.model))
+        return fused_attention(attentions, windows, visits, self._configs, beside)
 
-    def _fused_reading(self, fused: FusedLayer, window: int | None) -> LayerReading:
+    def _fused_reading(
+        self, fused: FusedLayer, window: int | None, edit_at: tuple[EditPoint, EditPoint]
+    ) -> LayerReading:
         layer, sampled = fused.layer, fused.sampled
         after = torch.cat([fused.q, fused.k], dim=1)
         cos, sin = self._tables(layer, {"hook_cos": fused.cos, "hook_sin": fused.sin}, len(after))
@@ -307,7 +380,7 @@ class BridgeHost(Host):
             sinks=fused.sinks,
             window=window,
             trained_context=self.trained_context,
-            edit_at=self._edit_at[layer],
+            edit_at=edit_at,
             rows=sampled.rows,
             output_error=sampled.output_error,
         )
@@ -471,11 +544,23 @@ class BridgeHost(Host):
         return [*handles, look_first], tables
 
     @cached_property
+    def _configs(self) -> list[Any]:
+        """Every configuration that the Hugging Face model's modules read, the outermost first."""
+        root = self.model.original_model
+        found = {id(root.config): root.config}
+        for module in modules_of(root):
+            config = getattr(module, "config", None)
+            for part in (config, *(getattr(config, key, None) for key in _parts(config))):
+                if hasattr(part, "_attn_implementation"):
+                    found.setdefault(id(part), part)
+        return list(found.values())
+
+    @cached_property
     def _rotary_modules(self) -> list[torch.nn.Module]:
         """Modules with frequencies or tables of angles; some set these anew as they run."""
         return [
             module
-            for module in self.model.original_model.modules()
+            for module in modules_of(self.model.original_model)
             if any("inv_freq" in name or name == "embed_positions" for name in module._buffers)
         ]
 
@@ -497,19 +582,18 @@ class BridgeHost(Host):
         )
 
 
+def _takes_part(hook: Any) -> bool:
+    """Whether a hook inside attention sees or changes what happens there."""
+    return not (isinstance(hook, Edit) and not hook.is_active)
+
+
+def _output(returned: Any) -> Float[Tensor, "pos d_model"]:
+    """What an attention module returns for the one prompt, without what it adds to it."""
+    return (returned[0] if isinstance(returned, tuple) else returned)[0]
+
+
 class _LastLayerRead(BaseException):
     """Ends a pass of which nothing more is wanted; no `except Exception` is to stop it."""
-
-
-def _configs_of(model: Any) -> list[Any]:
-    """Every configuration that a Hugging Face model's modules read, the outermost first."""
-    root = model.original_model
-    found = {id(root.config): root.config}
-    for config in (root.config, *(getattr(module, "config", None) for module in root.modules())):
-        for part in (config, *(getattr(config, key, None) for key in _parts(config))):
-            if hasattr(part, "_attn_implementation"):
-                found.setdefault(id(part), part)
-    return list(found.values())
 
 
 def _parts(config: Any) -> Iterable[str]:

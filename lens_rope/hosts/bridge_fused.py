@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from torch import Tensor
 
 from lens_rope.errors import UnsupportedModelError
 from lens_rope.hosts.blocked import SampledAttention, blocked_attention, sampled_attention
+from lens_rope.hosts.state import modules_of
 
 _NAME = "lens_rope_fused"
 
@@ -73,12 +75,20 @@ class FusedLayer:
     sampled: SampledAttention
 
 
+Beside = Callable[[int, Callable[[], Any]], Callable[[Any], None]]
+"""Looks at a layer's own attention beside the fused one.
+
+Called with the layer and with what runs the bridge's own attention on the input at hand, before
+the fused one runs; what it returns is called with what the fused one returned."""
+
+
 @contextmanager
 def fused_attention(
     attentions: Mapping[int, Any],
     windows: Mapping[int, int | None],
     visits: Mapping[int, Callable[[FusedLayer], None]],
     configs: list[Any],
+    beside: Beside | None = None,
 ) -> Iterator[None]:
     """Inside, these layers run as the Hugging Face model's and never form all their scores.
 
@@ -87,6 +97,7 @@ def fused_attention(
         windows: Sliding window of each of these layers in tokens, or None.
         visits: Called with what a layer shows, during its forward pass, for the layers to read.
         configs: Every Hugging Face configuration that the model reads, the outermost first.
+        beside: Looks at each layer's own attention as well.
 
     Raises:
         NotFusedError: In the forward pass, where a layer does not allow it or shows too little.
@@ -95,33 +106,60 @@ def fused_attention(
 
     AttentionInterface.register(_NAME, _attention)
     AttentionMaskInterface.register(_NAME, _mask)
-    before = [(config, config._attn_implementation) for config in configs]
+    own = [(config, config._attn_implementation) for config in configs]
+    # One that somebody put in place of the class's is put back.
+    forwards = {layer: vars(attn).get("forward") for layer, attn in attentions.items()}
+
+    def bridges_own(
+        forward: Callable[..., Any], layer: _Layer, args: Any, kwargs: dict[str, Any]
+    ) -> Any:
+        with _implementations(own):
+            return forward(*args, **{**kwargs, "attention_mask": layer.whole_mask(kwargs)})
+
     try:
-        for config in configs:
-            config._attn_implementation = _NAME
+        with _implementations([(config, _NAME) for config in configs]):
+            for layer, attn in attentions.items():
+                run = _Layer(layer, attn.original_component, windows[layer], visits.get(layer))
+                if beside is not None:
+                    run.beside = partial(beside, layer), partial(bridges_own, attn.forward, run)
+                # On the object, past `__setattr__`, which hands attributes on to the module it
+                # wraps.
+                attn.__dict__["forward"] = run.forward
+            yield
+    finally:
         for layer, attn in attentions.items():
-            run = _Layer(layer, attn.original_component, windows[layer], visits.get(layer))
-            # On the object, past `__setattr__`, which hands attributes on to the module it wraps.
-            attn.__dict__["forward"] = run.forward
+            attn.__dict__.pop("forward", None)
+            if forwards[layer] is not None:
+                attn.__dict__["forward"] = forwards[layer]
+
+
+@contextmanager
+def _implementations(names: list[tuple[Any, str]]) -> Iterator[None]:
+    """Attention implementations of configurations, the outermost first."""
+    before = [(config, config._attn_implementation) for config, _ in names]
+    try:
+        # In this order: setting it sets those inside as well.
+        for config, name in names:
+            config._attn_implementation = name
         yield
     finally:
-        for attn in attentions.values():
-            attn.__dict__.pop("forward", None)
-        # The outermost first: setting it sets those inside as well.
-        for config, implementation in before:
-            config._attn_implementation = implementation
+        for config, name in before:
+            config._attn_implementation = name
 
 
-_calling: ContextVar[Callable[..., Tensor] | None] = ContextVar("lens_rope_fused", default=None)
-"""Takes what the attention module that runs at present hands to its attention function."""
+_calling: ContextVar[tuple[Any, Callable[..., Tensor]] | None] = ContextVar(
+    "lens_rope_fused", default=None
+)
+"""The attention module that runs at present, and what takes all it hands to its attention
+function."""
 
 
 def _attention(module: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
     """The attention function: `[batch, head, pos, d_head]` in, heads last out."""
-    take = _calling.get()
-    if take is None:
+    calling = _calling.get()
+    if calling is None or calling[0] is not module:
         raise NotFusedError(f"nobody asked a {type(module).__name__} for it")
-    return take(*args, **kwargs), None
+    return calling[1](*args, **kwargs), None
 
 
 class _Mask:
@@ -130,13 +168,17 @@ class _Mask:
     def __init__(self, **asked: Any) -> None:
         self._asked = asked
 
-    def rows(self, rows: range, dtype: torch.dtype) -> Float[Tensor, "1 1 row k_pos"]:
+    def whole(self) -> Float[Tensor, "1 1 q_pos k_pos"]:
         """Zero where a query sees a key, and the smallest number elsewhere."""
         from transformers.masking_utils import eager_mask
 
+        return eager_mask(**self._asked)
+
+    def rows(self, rows: range, dtype: torch.dtype) -> Float[Tensor, "1 1 row k_pos"]:
+        """The same of these queries alone, in another precision."""
         offset = self._asked["q_offset"] + rows.start
         asked = {**self._asked, "q_length": len(rows), "q_offset": offset, "dtype": dtype}
-        return eager_mask(**asked)
+        return _Mask(**asked).whole()
 
 
 def _mask(
@@ -179,22 +221,40 @@ class _Layer:
         self._module = module
         self._window = window
         self._visit = visit
+        self.beside: tuple[Callable[..., Callable[[Any], None]], Callable[..., Any]] | None = None
+
+    def whole_mask(self, kwargs: dict[str, Any]) -> Float[Tensor, "1 1 q_pos k_pos"]:
+        """The mask that the model's own attention is given."""
+        return self._mask(kwargs.get("attention_mask")).whole()
+
+    def _mask(self, attention_mask: Any) -> _Mask:
+        mask = getattr(attention_mask, "lens_rope_mask", None)
+        if mask is None:
+            raise self._refusal("its mask is not one that the model asks transformers for")
+        return mask
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Takes the place of the bridge's own."""
-        seen = None
-        if self._visit is not None:
-            tables = self._tables(kwargs)
-            seen = (*tables, self._before_rotation(tables, args, kwargs))
+        compare = None
+        if self.beside is not None:
+            beside, own = self.beside
+            compare = beside(lambda: own(args, kwargs))
         calls: list[None] = []
+        with projected_once(self._module if self._visit is not None else None):
+            seen = None
+            if self._visit is not None:
+                tables = self._tables(kwargs)
+                seen = (*tables, self._before_rotation(tables, args, kwargs))
 
-        def take(*given: Any, **more: Any) -> Tensor:
-            calls.append(None)
-            return self._attend(seen, *given, **more)
+            def take(*given: Any, **more: Any) -> Tensor:
+                calls.append(None)
+                return self._attend(seen, *given, **more)
 
-        output = self._call(take, args, kwargs)
+            output = self._call(take, args, kwargs)
         if len(calls) != 1:
             raise self._refusal("its attention function cannot be replaced")
+        if compare is not None:
+            compare(output)
         return output
 
     def _refusal(self, why: str) -> NotFusedError:
@@ -202,7 +262,7 @@ class _Layer:
         return NotFusedError(f"layer {self._layer} ({kind}): {why}")
 
     def _call(self, take: Callable[..., Tensor], args: Any, kwargs: dict[str, Any]) -> Any:
-        token = _calling.set(take)
+        token = _calling.set((self._module, take))
         try:
             return self._module(*args, **kwargs)
         finally:
@@ -246,6 +306,7 @@ class _Layer:
         **kwargs: Any,
     ) -> Float[Tensor, "1 pos head d_v"]:
         """What the attention function returns; shows the layer if it is to be read."""
+        mask = self._mask(attention_mask)
         scaling, softcap, sinks = (kwargs.get(key) for key in ("scaling", "softcap", "s_aux"))
         scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
         output = blocked_attention(
@@ -271,7 +332,7 @@ class _Layer:
                 scale=scale,
                 softcap=None if softcap is None else float(softcap),
                 sinks=None if sinks is None else sinks.detach(),
-                sampled=self._sampled(output, query, key, value, attention_mask, kwargs),
+                sampled=self._sampled(output, query, key, value, mask, kwargs),
             )
         )
         return output
@@ -282,13 +343,10 @@ class _Layer:
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        attention_mask: Tensor | None,
+        mask: _Mask,
         kwargs: dict[str, Any],
     ) -> SampledAttention:
         """A sample of queries by the model's own mask and eager attention."""
-        mask = getattr(attention_mask, "lens_rope_mask", None)
-        if mask is None:
-            raise self._refusal("its mask is not one that the model asks transformers for")
         eager = getattr(sys.modules[type(self._module).__module__], "eager_attention_forward", None)
         if eager is None:
             raise self._refusal("its modelling code has no eager attention to compare with")
@@ -313,6 +371,47 @@ class _Layer:
         distance = queries - torch.arange(n_pos, device=device)
         seen = distance >= 0
         return seen if self._window is None else seen & (distance < self._window)
+
+
+@contextmanager
+def projected_once(module: torch.nn.Module | None) -> Iterator[None]:
+    """Inside, linear maps of the module that are given the same once more do not compute anew.
+
+    Args:
+        module: In evaluation mode; None is no module.
+    """
+    linear = [] if module is None else modules_of(module)
+    linear = [part for part in linear if type(part) is torch.nn.Linear]
+    own = [vars(part).get("forward") for part in linear]
+    try:
+        for part in linear:
+            part.__dict__["forward"] = _Remembered(part.forward)
+        yield
+    finally:
+        for part, forward in zip(linear, own, strict=True):
+            part.__dict__.pop("forward", None)
+            if forward is not None:
+                part.__dict__["forward"] = forward
+
+
+class _Remembered:
+    """A function that gives what it gave before where its argument is the very same tensor."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        self._function = function
+        self._last: tuple[Tensor, int, Tensor, int] | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if x.is_inference():  # and does not tell whether it was changed
+            return self._function(x)
+        if self._last is not None:
+            given, version, output, output_version = self._last
+            is_same = given is x and x._version == version
+            if is_same and output._version == output_version:
+                return output
+        output = self._function(x)
+        self._last = (x, x._version, output, output._version)
+        return output
 
 
 def _heads_side_by_side(

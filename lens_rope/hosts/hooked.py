@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from lens_rope.errors import UnsupportedModelError
-from lens_rope.hosts.base import Attention, Hook, Host, LayerReading, with_key
+from lens_rope.hosts.base import Attention, Hook, Host, LayerReading, Visit, with_key
 from lens_rope.hosts.blocked import SampledAttention, blocked_attention, sampled_attention
 from lens_rope.hosts.editing import EditPoint, Tables, refuse_cached
 
@@ -63,9 +63,15 @@ class HookedHost(Host):
         return [block.attn for block in self.model.blocks]
 
     @contextmanager
-    def _prepared(
-        self, n_tokens: int, layers: Sequence[int], attention: Attention
-    ) -> Iterator[None]:
+    def _watching(
+        self,
+        n_tokens: int,
+        layers: Sequence[int],
+        visit: Visit,
+        attention: Attention,
+        *,
+        to_end: bool,
+    ) -> Iterator[dict[str, Any]]:
         cfg = self.model.cfg
         # The host grows its tables with the prompt, and stops at `n_ctx`. Those that depend on the
         # length are made anew for it.
@@ -90,14 +96,14 @@ class HookedHost(Host):
             for attn in (self._attentions if attention == "fused" else [])
         ]
         try:
-            yield
+            with self.model.hooks(fwd_hooks=self._hooks(layers, visit, attention)):
+                yield {} if to_end else {"stop_at_layer": max(layers) + 1}
         finally:
             for handle in handles:
                 handle.remove()
 
-    def _hooks(
-        self, layers: Sequence[int], visit: Callable[[LayerReading], None], attention: Attention
-    ) -> tuple[list[Hook], dict[str, Any]]:
+    def _hooks(self, layers: Sequence[int], visit: Visit, attention: Attention) -> list[Hook]:
+        """Forward hooks that make each layer visit its reading."""
         seen: dict[str, Tensor] = {}
         hooks: list[Hook] = []
 
@@ -129,12 +135,12 @@ class HookedHost(Host):
                     seen.clear()
 
                 hooks.append((f"blocks.{layer}.attn.hook_pattern", finish))
-        return hooks, {"stop_at_layer": max(layers) + 1}
+        return hooks
 
     def _fused_hooks(
         self,
         layers: Sequence[int],
-        visit: Callable[[LayerReading], None],
+        visit: Visit,
         seen: dict[str, Tensor],
     ) -> list[Hook]:
         """The host goes on with one position, forms one score, and is given the whole output."""

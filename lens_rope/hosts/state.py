@@ -1,13 +1,26 @@
-"""Leaves a model as it was: flags, and rotary tables that a forward pass changes."""
+"""Leaves a model as it was, and to itself: flags, rotary tables, hooks, one pass at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformer_lens.hook_points import HookPoint
+
+from lens_rope.errors import InputError
+
+_BEING_READ: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+_BEING_READ_LOCK = threading.Lock()
+
+# Whose hooks belong to a model: routing inside a bridge, recorded outputs, weight norms.
+_LIBRARIES = ("transformer_lens.", "transformers.", "accelerate.", "torch.")
 
 
 @contextmanager
@@ -17,7 +30,7 @@ def as_before(model: Any) -> Iterator[None]:
     Rotary tables grow with the longest prompt and some scalings switch on it, so a forward pass of
     ours would otherwise change what the caller's next one computes.
     """
-    modules = _modules_of(model, getattr(model, "original_model", model))
+    modules = modules_of(model, _root(model))
     training = [m for m in modules if m.training]
     rotary = [
         _RotaryState(m)
@@ -35,15 +48,96 @@ def as_before(model: Any) -> Iterator[None]:
             state.restore()
 
 
-def _modules_of(*roots: torch.nn.Module) -> list[torch.nn.Module]:
-    """Each module once; `Module.modules` passes every one up through all the levels above it."""
+@contextmanager
+def alone(model: Any) -> Iterator[None]:
+    """One forward pass inside, and no other of this model, in a hook or in another thread.
+
+    What is read is told by hooks, which cannot tell whose pass they are in.
+
+    Raises:
+        InputError: The model is being read already, or is run once more inside.
+    """
+    root = _root(model)
+    with _BEING_READ_LOCK:
+        if root in _BEING_READ:
+            raise _run_twice()
+        _BEING_READ.add(root)
+    own, forward, n_passes = vars(root).get("forward"), root.forward, 0
+
+    @functools.wraps(forward)
+    def once(*args: Any, **kwargs: Any) -> Any:
+        nonlocal n_passes
+        if n_passes:
+            raise _run_twice()
+        n_passes += 1
+        return forward(*args, **kwargs)
+
+    try:
+        # Not a hook: hosts call it directly as well.
+        root.__dict__["forward"] = once
+        yield
+    finally:
+        root.__dict__.pop("forward", None)
+        if own is not None:
+            root.__dict__["forward"] = own
+        _BEING_READ.discard(root)
+
+
+def _run_twice() -> InputError:
+    return InputError(
+        "the model is being read, and was to be run or read once more at the same time, by a hook "
+        "or in another thread; do one after the other"
+    )
+
+
+@contextmanager
+def without_callers_hooks(model: Any) -> Iterator[None]:
+    """Inside, no hook fires that somebody attached to the model before."""
+    kept: list[tuple[torch.nn.Module, str, OrderedDict[int, Any]]] = []
+    try:
+        for module in modules_of(model, _root(model)):
+            for name in ("_forward_hooks", "_forward_pre_hooks"):
+                hooks = module.__dict__[name]
+                if any(_is_callers(hook, module) for hook in hooks.values()):
+                    kept.append((module, name, hooks))
+                    # Handles know the dictionary that they are in, so it is put aside as a whole.
+                    module.__dict__[name] = OrderedDict(
+                        (key, hook) for key, hook in hooks.items() if not _is_callers(hook, module)
+                    )
+        yield
+    finally:
+        for module, name, hooks in kept:
+            module.__dict__[name] = hooks
+
+
+def callers_hooks(module: torch.nn.Module) -> list[Callable[..., Any]]:
+    """Forward hooks of one module that are no part of the model itself."""
+    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    return [hook for hook in hooks if _is_callers(hook, module)]
+
+
+def _is_callers(hook: Any, module: torch.nn.Module) -> bool:
+    if isinstance(module, HookPoint):
+        return True  # which is what hook points are for
+    function = getattr(hook, "func", hook)  # of a partial
+    return not (getattr(function, "__module__", None) or "").startswith(_LIBRARIES)
+
+
+def _root(model: Any) -> torch.nn.Module:
+    """The module that every pass of the model goes through."""
+    return getattr(model, "original_model", model)
+
+
+def modules_of(*roots: torch.nn.Module) -> list[torch.nn.Module]:
+    """As `Module.modules`, which passes every module up through all the levels above it."""
     found: dict[int, torch.nn.Module] = {}
-    to_visit = list(roots)
+    to_visit = list(reversed(roots))
     while to_visit:
         module = to_visit.pop()
         if id(module) not in found:
             found[id(module)] = module
-            to_visit.extend(child for child in module._modules.values() if child is not None)
+            children = [child for child in module._modules.values() if child is not None]
+            to_visit.extend(reversed(children))
     return list(found.values())
 
 
