@@ -50,7 +50,7 @@ def capture(
             which needs `n_heads * n_tokens**2` scores of a layer at a time. `fused` by
             `scaled_dot_product_attention`, which needs no such array: faster, and for long
             prompts; the output of each layer is compared with the model's own attention on a
-            sample of queries. `auto` is eager while the scores of one layer fit in 256 MB
+            sample of queries. `auto` is eager while the scores of one layer fit in 32 MiB
             (`lens_rope.streaming.MAX_EAGER_BYTES`), and fused beyond that where the host can.
         progress: Called as `progress(done, total)` after each layer of each prompt.
 

@@ -37,9 +37,10 @@ of a layer at once; `fused` by `scaled_dot_product_attention`, where a sample of
 compared with the model's own attention; `auto` eager up to `MAX_EAGER_BYTES`, and beyond that
 fused where the host can."""
 
-MAX_EAGER_BYTES = 2**28
+MAX_EAGER_BYTES = 2**25
 """Bytes of one layer's scores, `n_heads * n_tokens**2` times the bytes of one, up to which `auto`
-lets the model form them. Attention holds a few arrays of that size at a time."""
+lets the model form them, and every score is compared. Attention holds a few arrays of that size at
+a time; where they are larger, the time to form them is more than a fused pass takes."""
 
 
 class LayerStream:
