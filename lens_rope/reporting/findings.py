@@ -139,10 +139,10 @@ def _reading_notes(data: ReportData) -> list[str]:
     largest = max((error for error in errors if error > 0), default=0.0)  # nan is not known
     if largest > 0:
         out.append(
-            f"What removing a pair does to a sink was told from {REMOVAL_QUERIES:,} queries of each "
-            f"longer prompt, drawn along it, and from {CONTROL_QUERIES:,} where the pair is not "
-            f"among its {EXACT_PAIRS} strongest; the standard error of the share without the best "
-            f"pair is at most {largest:.1g}."
+            f"What removing a pair does to a sink was told from {REMOVAL_QUERIES:,} queries of "
+            f"each longer prompt, drawn along it, and from {CONTROL_QUERIES:,} where the pair is "
+            f"not among its {EXACT_PAIRS} strongest; the standard error of the share without the "
+            f"best pair is at most {largest:.1g}."
         )
     return out
 
