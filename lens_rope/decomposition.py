@@ -34,7 +34,7 @@ from lens_rope.memory import refuse_array
 from lens_rope.records import LayerCapture, Prompt, RotaryCapture
 from lens_rope.results import DistanceProfile, PairSummary, ScoreBreakdown
 from lens_rope.rotation import split, to_pairs
-from lens_rope.scores import QUERY_BLOCK, pattern_of, scores_of, soft_capped
+from lens_rope.scores import QUERY_BLOCK, pattern_of, scores_of, sees, soft_capped
 from lens_rope.spec import LayerRope
 
 if TYPE_CHECKING:
@@ -186,7 +186,8 @@ class HeadDecomposition:
             pattern.split(QUERY_BLOCK), queries_at.split(QUERY_BLOCK), strict=True
         ):
             scores = soft_capped(self._scores(rows, every), record.softcap)
-            part.copy_(pattern_of(scores[None], self._sees(rows, every), sinks)[0][:, keys_at])
+            visible = sees(rows, every, self.rope.window)
+            part.copy_(pattern_of(scores[None], visible, sinks)[0][:, keys_at])
         return pattern.numpy()
 
     def at(self, query: int, key: int) -> ScoreBreakdown:
@@ -200,7 +201,7 @@ class HeadDecomposition:
             InputError: A position is out of range, or the query does not see the key.
         """
         cell = self._cells("the score", [query], [key])
-        if not self._sees(*cell):
+        if not sees(*cell, self.rope.window):
             window = self.rope.window
             seen = "keys up to its own position" if window is None else f"the last {window} keys"
             raise InputError(f"query {query} does not see key {key}; a query sees {seen}")
@@ -246,13 +247,6 @@ class HeadDecomposition:
         k = record.k[keys, kv_head : kv_head + 1]
         return scores_of(q, k, record.rope, record.scale)[0]
 
-    def _sees(
-        self, queries: Int[torch.Tensor, " q_pos"], keys: Int[torch.Tensor, " k_pos"]
-    ) -> Bool[torch.Tensor, "q_pos k_pos"]:
-        """Which of some keys each of some queries sees."""
-        distance, window = queries[:, None] - keys[None, :], self.rope.window
-        return distance >= 0 if window is None else (distance >= 0) & (distance < window)
-
     def _without_hidden(
         self,
         values: Float[torch.Tensor, "... q_pos k_pos"],
@@ -263,7 +257,7 @@ class HeadDecomposition:
         for part, rows in zip(
             values.split(QUERY_BLOCK, dim=-2), queries.split(QUERY_BLOCK), strict=True
         ):
-            part.masked_fill_(~self._sees(rows, keys), torch.nan)
+            part.masked_fill_(~sees(rows, keys, self.rope.window), torch.nan)
         return values.numpy()
 
     def _cells(

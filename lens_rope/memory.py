@@ -79,18 +79,13 @@ class MemoryShape:
             )
 
 
-def estimate_bytes(shape: MemoryShape, n_tokens: int) -> int:
-    """Bytes that reading a prompt takes beside the model, at its worst moment.
+def pass_bytes(shape: MemoryShape, n_tokens: int) -> int:
+    """Bytes that the forward pass takes on the model's device beside it, at its worst moment.
 
     Args:
         shape: The numbers of the model and of the pass.
         n_tokens: Length of the prompt in tokens.
     """
-    return pass_bytes(shape, n_tokens) + kept_bytes(shape, n_tokens)
-
-
-def pass_bytes(shape: MemoryShape, n_tokens: int) -> int:
-    """Bytes that the forward pass takes on the model's device; arguments as `estimate_bytes`."""
     per_token = shape.itemsize * (
         _RESIDUAL_ARRAYS * shape.d_model
         + _MLP_ARRAYS * shape.d_mlp
@@ -108,7 +103,7 @@ def pass_bytes(shape: MemoryShape, n_tokens: int) -> int:
 
 
 def kept_bytes(shape: MemoryShape, n_tokens: int) -> int:
-    """Bytes of the queries and keys that are kept in main memory; arguments as `estimate_bytes`."""
+    """Bytes of the queries and keys that are kept in main memory; arguments as `pass_bytes`."""
     # What is handed over is float32, whatever the model computes in.
     components = (shape.n_heads + shape.n_kv_heads) * shape.d_head
     return shape.kept_layers * components * 4 * n_tokens
@@ -193,7 +188,10 @@ def check_fits(
     main = "main memory" if place.type == "cpu" else f"{place} memory"
     where = "memory" if len(needs) == 1 else main
     sizes = f"{_size(needs[place])} of {where}, of which {_size(left[place])} is available"
-    advice = "fewer layers" if shape.kept_layers > 1 else "a machine with more memory"
+    # What is kept is in main memory, and all that depends on the number of layers.
+    is_kept = shape.kept_layers > 1 and place.type == "cpu"
+    larger = "a machine" if place.type == "cpu" else "a device"
+    advice = "fewer layers" if is_kept else f"{larger} with more memory"
     if shape.itemsize > 2 and place == torch.device(device):
         advice += ", or the model in bfloat16"
 

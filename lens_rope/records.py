@@ -211,19 +211,16 @@ class LayerCapture:
         q, k = self.q[:, head : head + 1], self.k[:, kv_head : kv_head + 1]
         return scores_of(q, k, self.rope, self.scale)[0]
 
-    def pattern(
-        self, head: int, *, visible: Bool[torch.Tensor, "q_pos k_pos"] | None = None
-    ) -> Float[torch.Tensor, "q_pos k_pos"]:
+    def pattern(self, head: int) -> Float[torch.Tensor, "q_pos k_pos"]:
         """`[q_pos, k_pos]` Attention of one head; rows sum below 1 where there is a learned sink.
 
         Args:
             head: Index of the query head.
-            visible: `[q_pos, k_pos]` This layer's `visible`, for callers that go through many
-                heads.
         """
-        visible = self.visible if visible is None else visible
         sinks = None if self.sinks is None else self.sinks[head : head + 1]
-        return pattern_of(soft_capped(self.scores(head), self.softcap)[None], visible, sinks)[0]
+        return pattern_of(soft_capped(self.scores(head), self.softcap)[None], self.visible, sinks)[
+            0
+        ]
 
 
 @dataclass(frozen=True, eq=False)

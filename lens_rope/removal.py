@@ -63,8 +63,9 @@ def head_shares_without(
     queries that query `h` stands for, 1 for the first ones, the share is `sum M_h v_h / N` over
     their attention `v_h` to the key. It has no bias, and its standard error is
     `sqrt(sum M_h (M_h - 1) s_h²) / N`, where `s_h²` is half the mean squared difference between
-    `v_h` and the values right before and after it. These differences hold also what attention
-    drifts from one stretch to the next, so the error is stated rather too large than too small.
+    `v_h` and the values that were drawn right before and after it. These differences hold also what
+    attention drifts from one stretch to the next, so the error is stated rather too large than too
+    small.
 
     Args:
         record: Queries and keys of the layer.
@@ -90,7 +91,9 @@ def head_shares_without(
     if not shape[1]:
         return np.zeros(shape), np.zeros(shape)
     values = _attention_left(record, heads, key, removals, key + at)
-    return (values * stands_for).sum(axis=-1) / n_all, _error(values, stands_for)
+    n_drawn = len(at) - (0 if len(at) == n_all else len(at) // 4)
+    error = _error(values[..., -n_drawn:], stands_for[-n_drawn:]) / n_all
+    return (values * stands_for).sum(axis=-1) / n_all, error
 
 
 def _sample(
@@ -109,7 +112,7 @@ def _sample(
 def _error(
     values: Float[np.ndarray, "head removal query"], stands_for: Int[np.ndarray, " query"]
 ) -> Float[np.ndarray, "head removal"]:
-    """Standard error of the mean over all queries, see `head_shares_without`."""
+    """Standard error of a sum over all queries from those that were drawn."""
     weights = stands_for * (stands_for - 1)
     if not weights.any():
         return np.zeros(values.shape[:-1])
@@ -119,7 +122,7 @@ def _error(
     # The first and the last value have one beside them, whose difference counts twice.
     squares = np.concatenate([squares[..., :1], squares, squares[..., -1:]], axis=-1)
     variance = (squares[..., :-1] + squares[..., 1:]) / 4
-    return np.sqrt((weights * variance).sum(axis=-1)) / stands_for.sum()
+    return np.sqrt((weights * variance).sum(axis=-1))
 
 
 def _attention_left(

@@ -36,7 +36,20 @@ def visibility(
         device: Where to put the result.
     """
     positions = torch.arange(n_pos, device=device)
-    distance = positions[:, None] - positions[None, :]
+    return sees(positions, positions, window)
+
+
+def sees(
+    queries: Int[torch.Tensor, " row"], keys: Int[torch.Tensor, " key"], window: int | None
+) -> Bool[torch.Tensor, "row key"]:
+    """`[row, key]` Which of some keys each of some queries sees; `visibility` of all of them.
+
+    Args:
+        queries: `[row]` Positions of the queries.
+        keys: `[key]` Positions of the keys.
+        window: As in `visibility`.
+    """
+    distance = queries[:, None] - keys
     seen = distance >= 0
     return seen if window is None else seen & (distance < window)
 
@@ -135,11 +148,8 @@ def _blocks(
         first = 0 if window is None else max(0, earliest - window + 1)
         hidden = None
         if last > earliest:
-            rows = torch.tensor(queries, device=device)[:, None]
             keys = torch.arange(first, last + 1, device=device)
-            hidden = keys > rows
-            if window is not None:
-                hidden |= keys <= rows - window
+            hidden = ~sees(torch.tensor(queries, device=device), keys, window)
         # Only a window that has moved hides the first keys of a block from some of its queries.
         n_open = earliest + 1 - first if window is None or last < window else 0
         band = None

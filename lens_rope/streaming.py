@@ -40,7 +40,8 @@ fused where the host can."""
 MAX_EAGER_BYTES = 2**25
 """Bytes of one layer's scores, `n_heads * n_tokens**2` times the bytes of one, up to which `auto`
 lets the model form them, and every score is compared. Attention holds a few arrays of that size at
-a time; where they are larger, the time to form them is more than a fused pass takes."""
+a time, and where they are larger it takes longer than a fused pass. See `attention_for` for passes
+to the logits."""
 
 
 class LayerStream:
@@ -98,6 +99,9 @@ class LayerStream:
     def attention_for(self, n_tokens: int, *, logits: bool = False, before: int = 0) -> Attention:
         """How attention is computed for a prompt of this length.
 
+        A pass to the logits is compared with others of the same prompt, which form their scores, so
+        `auto` lets it form them as well where they fit in memory.
+
         Args:
             n_tokens: Its number of tokens.
             logits: Whether the model runs to its end.
@@ -107,7 +111,7 @@ class LayerStream:
             return self._attention
         info = self.host.info
         scores = info.n_heads * n_tokens**2 * getattr(torch, info.dtype).itemsize
-        is_large = scores > MAX_EAGER_BYTES
+        is_large = scores > MAX_EAGER_BYTES and not logits
         if not is_large:
             eager = self._memory_shape("eager", logits=logits)
             fused = dataclasses.replace(eager, attention="fused")
@@ -145,7 +149,7 @@ class LayerStream:
     def refuse_unfit(
         self, name: str, n_tokens: int, *, logits: bool = False, before: int = 0
     ) -> None:
-        """Refuses a prompt that does not fit in memory, before the model runs.
+        """Refuses a prompt that does not fit in memory, before it is run.
 
         Args:
             name: How the prompt is called.

@@ -122,7 +122,9 @@ def sampled_by_hand(values, n):
     total = variance = 0.0
     for i, (query, m) in enumerate(zip(used, stands_for, strict=True)):
         total += m * values[query]
-        beside = [used[j] for j in (i - 1, i + 1) if 0 <= j < n]
+        if i < n_first:
+            continue
+        beside = [used[j] for j in (i - 1, i + 1) if n_first <= j < n]
         s2 = sum((values[query] - values[j]) ** 2 for j in beside) / len(beside) / 2
         variance += m * (m - 1) * s2
     return total / n_all, np.sqrt(variance) / n_all
