@@ -103,8 +103,9 @@ def gather(
         attention=attention,
     )
     _check_options(model, options)
-    found, total = _prompts(model, prompts, names, options)
-    return finish(read_shard(model, found, options, total=total, progress=progress))
+    stream = _stream(model, options)
+    found, total = _prompts(model, stream, prompts, names, options)
+    return finish(_read(model, stream, found, options, total=total, progress=progress))
 
 
 def read_shard(
@@ -134,7 +135,19 @@ def read_shard(
         VerificationError: What was read does not reproduce the model's scores.
     """
     _check_options(model, options)
-    stream = _stream(model, options)
+    return _read(model, _stream(model, options), prompts, options, total=total, progress=progress)
+
+
+def _read(
+    model: Any,
+    stream: LayerStream,
+    prompts: Iterable[ShardPrompt],
+    options: ReadOptions,
+    *,
+    total: int | None,
+    progress: StageProgress | None,
+) -> ShardResult:
+    """`read_shard` by one stream, which finds out but once how the model can be read."""
     sums = _Sums(options.rope)
     first: FirstPrompt | None = None
     for done, prompt in enumerate(prompts, start=1):
@@ -265,6 +278,7 @@ def _stream(model: Any, options: ReadOptions) -> LayerStream:
 
 def _prompts(
     model: Any,
+    stream: LayerStream,
     prompts: str | Iterable[str | NamedText] | torch.Tensor | None,
     names: Iterable[str] | None,
     options: ReadOptions,
@@ -291,7 +305,7 @@ def _prompts(
     names = None if names is None else list(names)
     if names is not None and isinstance(contents, Sized) and len(names) != len(contents):
         raise InputError(f"{len(names)} names for {len(contents)} prompts; give one each")
-    total, stream = 0, _stream(model, options)
+    total = 0
     for prompt in _paired(contents, names):
         n_tokens = len(_row(model, prompt)[: options.max_tokens])
         refuse_long(stream.host, prompt.name, n_tokens)

@@ -22,7 +22,7 @@ HOSTS = ("hooked", "bridge")
 # The lengths at which each case is measured on each host, and those that `--quick` leaves.
 _ON_EACH_HOST = {
     "report": (128, 512, 2048),
-    "report-interventions": (128, 512, 2048),
+    "report-interventions": (128, 512),
     "report-memory": (2048,),
     "report-peak": (8192,),
 }

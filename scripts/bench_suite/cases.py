@@ -132,8 +132,8 @@ def _report(task: Task, *, interventions: bool) -> Row:
     _gather(model, ids[:64], interventions=interventions)()  # what is imported and made once
     forward()
     found = medians(interleaved(task.rounds, ours, forward))
-    parts = _parts(ours, repeated=interventions)
-    return {"measure": "time", **found, "value": found.pop("ratio"), "parts": parts}
+    row = {"measure": "time", **found, "value": found.pop("ratio")}
+    return row if interventions else {**row, "parts": _parts(ours)}
 
 
 _PARTS = {
@@ -153,19 +153,15 @@ _PARTS = {
     ("finishing.py", "finish"): "putting the report together",
     ("decomposition.py", "pair_shares"): "gallery",
     ("gallery.py", "gallery"): "gallery",
-    ("ablation_effects.py", "ablation_report"): "runs without pairs",
-    ("ablation_effects.py", "compare_with_baseline"): "runs without pairs",
 }
-"""Functions of the package that do not call each other, and what they are for."""
+"""What functions of the package are for that do not call each other, but for `_WITHIN`."""
+
+_WITHIN = "sink_shares"
+"""A part of the gallery that calls `read_attention`."""
 
 
-def _parts(work: Callable[[], Any], *, repeated: bool) -> dict[str, float]:
-    """Share of the time by what it is for; the rest is the model's own passes.
-
-    Args:
-        work: What is profiled.
-        repeated: Whether it runs the model again without pairs.
-    """
+def _parts(work: Callable[[], Any]) -> dict[str, float]:
+    """Share of the time by what it is for; the rest is the model's own passes."""
     profile = cProfile.Profile()
     profile.enable()
     work()
@@ -173,14 +169,15 @@ def _parts(work: Callable[[], Any], *, repeated: bool) -> dict[str, float]:
     stats = pstats.Stats(profile)
     total = stats.total_tt  # type: ignore[attr-defined]
     parts: dict[str, float] = {}
-    for (file, _, name), (_, _, _, cumulative, _) in stats.stats.items():  # type: ignore[attr-defined]
+    for (file, _, name), (*_, callers) in stats.stats.items():  # type: ignore[attr-defined]
         path = Path(file)
         part = _PARTS.get((path.name, name)) if "lens_rope" in path.parts else None
         if part is not None:
-            parts[part] = parts.get(part, 0.0) + cumulative / total
-    rest = "the model's passes" + (", with and without pairs, and the rest" if repeated else
-                                   " and the rest")  # fmt: skip
-    return {rest: max(0.0, 1 - sum(parts.values())), **parts}
+            seconds = sum(
+                spent for (_, _, caller), (*_, spent) in callers.items() if caller != _WITHIN
+            )
+            parts[part] = parts.get(part, 0.0) + seconds / total
+    return {"the model's passes and the rest": max(0.0, 1 - sum(parts.values())), **parts}
 
 
 def _one_layer(task: Task) -> tuple[Any, Any]:
