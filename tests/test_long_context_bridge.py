@@ -239,6 +239,76 @@ def test_what_is_attached_to_attention_is_not_passed_over() -> None:
     assert host_of(model).fused_refusal([1]) is None
 
 
+def test_what_is_attached_after_the_last_layer_that_runs_does_not_matter() -> None:
+    model = zoo.bridge("gemma3")
+    host, last = host_of(model), model.cfg.n_layers - 1
+    hook = ("blocks.3.attn.hook_pattern", lambda value, hook: value)
+    with model.hooks(fwd_hooks=[hook]):
+        assert host.fused_refusal([0, 2]) is None
+        assert not np.isnan(
+            capture(model, zoo.tokens(20), [2], attention="fused").layer(2).check.output
+        )
+        for layers in ([3], [4], host.attention_layers):
+            assert "layers 3 have hooks" in str(host.fused_refusal(layers))
+    with ablate_frequencies(model, {(3, 0): [2]}):
+        assert host.fused_refusal([0, 1]) is None
+    # Read to the logits all layers run, though edited ones are not read.
+    with ablate_frequencies(model, {(last, 0): [2], (last - 1, 0): [2]}):
+        for attention in ("fused", "auto"):
+            stream = streaming.LayerStream(model, [0], attention=attention)
+            assert stream.host.fused_refusal(range(last - 1)) is not None
+            assert stream.host.fused_refusal(range(last - 2)) is None
+        prompt = stream.prompt("prompt", zoo.tokens(50)[0].tolist())
+        theirs = streaming.LayerStream(model, [0], attention="eager")
+        expected = theirs.run_to_logits(prompt, lambda record: None)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(streaming, "MAX_EAGER_BYTES", 1)
+            assert stream.attention_for(50) == "fused"
+            torch.testing.assert_close(stream.run_to_logits(prompt, lambda record: None), expected)
+
+
+def test_a_trial_that_fails_names_the_hooks_that_it_ran_without() -> None:
+    """Here one of them is what makes the model run at all."""
+    model: Any = zoo.bridge_of(zoo.hf_model("llama"), "llama")
+    mlp = model.original_model.model.layers[0].mlp
+    own, needed = mlp.forward, []
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return own(x) if needed else own(x[..., 1:])
+
+    mlp.__dict__["forward"] = forward
+    handles = [
+        mlp.register_forward_pre_hook(lambda module, args: needed.append(None)),
+        *(model.blocks[1].ln2.register_forward_hook(lambda *args: None) for _ in range(2)),
+    ]
+    expected = (
+        r"a trial of the model without the hooks of the caller \(modules blocks\.0\.[\w.]*mlp, "
+        r"blocks\.1\.[\w.]*\) failed: the forward pass"
+    )
+    with pytest.raises(InputError, match=expected):
+        capture(model, zoo.tokens(20), attention="fused")
+    assert needed == []
+    capture(model, zoo.tokens(20), attention="eager")
+    assert needed
+    for handle in handles:
+        handle.remove()
+    needed.clear()
+    why = host_of(model).fused_refusal([0, 1])
+    assert why is not None
+    assert "hooks" not in why
+
+
+def test_a_trial_that_fails_on_several_devices_says_so() -> None:
+    model: Any = zoo.bridge_of(zoo.hf_model("llama"), "llama")
+    assert host_of(model).fused_refusal([0]) is None
+    model.original_model.model.layers[1].to("meta")
+    # Whether it matters a trial tells: what runs may be on one of them.
+    assert host_of(model).fused_refusal([0]) is None
+    why = host_of(model).fused_refusal([0, 1])
+    assert why is not None
+    assert why.startswith("a trial of the model on several devices (cpu, meta) failed: ")
+
+
 def _parts(model: Any, layer: int = 0) -> dict[str, torch.nn.Module]:
     """Modules inside the attention of a layer of a Llama bridge."""
     attn = model.blocks[layer].attn

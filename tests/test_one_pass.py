@@ -17,7 +17,7 @@ from test_capture import assert_as_before, state_of
 from lens_rope.capturing import capture
 from lens_rope.errors import InputError
 from lens_rope.hosts import host_of
-from lens_rope.hosts.state import alone
+from lens_rope.hosts.state import alone, without_callers_hooks
 
 POINT = "blocks.0.hook_resid_pre"
 each_attention = pytest.mark.parametrize("attention", ["eager", "fused"])
@@ -143,3 +143,106 @@ def test_the_second_is_refused_before_it_prepares_the_model(host_model) -> None:
             pass
     with alone(host_model):
         host_model(zoo.tokens(4))
+
+
+class Looked:
+    """A hook that tells how often somebody asked what it is, as who sets it aside has to."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    @property
+    def func(self) -> None:
+        self.times += 1
+
+    def __call__(self, module: Any, args: Any, output: Any) -> None:
+        pass
+
+
+def test_a_trial_leaves_the_hooks_of_a_pass_in_another_thread_alone() -> None:
+    model = zoo.bridge_of(zoo.hf_model("llama"), "llama")
+    host, hook, errors = host_of(model), Looked(), []
+    model.blocks[1].mlp.register_forward_hook(hook)
+
+    def second() -> None:
+        try:
+            host.fused_refusal((0, 1))
+        except InputError as error:
+            errors.append(str(error))
+
+    with alone(model):
+        thread = threading.Thread(target=second)
+        thread.start()
+        thread.join()
+    assert len(errors) == 1
+    assert "in another thread" in errors[0]
+    assert hook.times == 0
+    # Afterwards the trial is made, which does set it aside.
+    assert host.fused_refusal((0, 1)) is None
+    assert hook.times > 0
+
+
+def hooks_of(model: Any) -> list[list[str]]:
+    """Names of the torch hooks of each module that has some, in order."""
+    hooks = [
+        [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+        for module in model.modules()
+    ]
+    return [[getattr(hook, "__name__", repr(hook)) for hook in some] for some in hooks if some]
+
+
+def test_what_the_host_attaches_in_its_first_pass_stays_where_that_is_a_trial() -> None:
+    ran: list[Any] = []
+
+    def first(module: Any, args: Any) -> None:
+        ran.append(module)
+
+    wired = []
+    for is_trial in (False, True):
+        model = zoo.bridge_of(zoo.hf_model("llama"), "llama")
+        own = [
+            *(block.ln1.register_forward_pre_hook(first) for block in model.blocks),
+            *(block.ln2.register_forward_hook(lambda *args: None) for block in model.blocks),
+        ]
+        before = hooks_of(model)
+        if is_trial:
+            assert host_of(model).fused_refusal((0, 1)) is None
+        else:
+            model(zoo.tokens(4))
+        assert len(ran) == (2 if not is_trial else 0)
+        ran.clear()
+        wired.append(hooks_of(model))
+        assert wired[-1] != before
+        for handle in own:
+            handle.remove()
+        model(zoo.tokens(4))
+        assert ran == []
+    assert wired[1] == wired[0]
+
+
+def test_hooks_come_back_in_order_and_what_changed_meanwhile_stays_changed() -> None:
+    model = zoo.bridge_of(zoo.hf_model("llama"), "llama")
+    module, ran = model.blocks[0].mlp, []
+
+    def add(name: str, **options: Any) -> Any:
+        return module.register_forward_hook(lambda *args: ran.append(name), **options)
+
+    model(zoo.tokens(4))
+    first, removed, last = add("first"), add("removed"), add("last")
+    with pytest.raises(KeyError), without_callers_hooks(model) as hooked:
+        assert hooked == [module]
+        model(zoo.tokens(4))
+        assert ran == []
+        removed.remove()
+        add("new")
+        model(zoo.tokens(4))
+        assert ran == ["new"]
+        raise KeyError
+    ran.clear()
+    model(zoo.tokens(4))
+    assert ran == ["first", "last", "new"]
+    ran.clear()
+    first.remove()
+    last.remove()
+    model(zoo.tokens(4))
+    assert ran == ["new"]

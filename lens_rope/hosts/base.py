@@ -145,7 +145,8 @@ class Host(ABC):
         """Why attention cannot be fused in a pass that reads these layers; None where it can.
 
         Args:
-            layers: Layers to read. All layers up to the last of them run fused.
+            layers: Layers to read. All layers up to the last of them run fused, and those edited
+                after rotation, which are not read, may run after it.
         """
         return f"the {self.kind} cannot"
 

@@ -228,17 +228,23 @@ class BridgeHost(Host):
 
         The trial is made once for all prompts, hooks are looked for each time.
         """
-        hooked = [
-            layer
+        hooks = {
+            layer: [hook for module in modules for hook in callers_hooks(module)]
             for layer, modules in self._attention_modules.items()
-            if any(_takes_part(hook) for module in modules for hook in callers_hooks(module))
-        ]
+        }
+        last = max(layers)
+        for layer in self.attention_layers[self.attention_layers.index(last) + 1 :]:
+            # Layers edited after rotation are not read, so those that run may end with some.
+            if not any(isinstance(hook, Edit) and hook.point.is_rotated for hook in hooks[layer]):
+                break
+            last = layer
+        hooked = [layer for layer in self.attention_layers if layer <= last and hooks[layer]]
         if hooked:
             return (
                 f"layers {ranges(hooked)} have hooks or edits in their attention, which would not "
                 "take part"
             )
-        return self._found_by_trial(max(layers))
+        return self._found_by_trial(last)
 
     @cached_property
     def _attention_modules(self) -> dict[int, list[torch.nn.Module]]:
@@ -251,12 +257,14 @@ class BridgeHost(Host):
             found = [why for at, why in self._refused_at.items() if at <= last]
             if found:
                 return found[0]
+            left_out: list[torch.nn.Module] = []
             try:
-                self._try_fused([layer for layer in self.attention_layers if layer <= last])
-            except NotFusedError as error:
-                self._refused_at[last] = error.why
+                self._try_fused(
+                    [layer for layer in self.attention_layers if layer <= last], left_out
+                )
             except UnsupportedModelError as error:
-                self._refused_at[last] = str(error)
+                why = error.why if isinstance(error, NotFusedError) else str(error)
+                self._refused_at[last] = self._circumstances(left_out) + why
         return self._refused_at.get(last)
 
     @cached_property
@@ -269,7 +277,21 @@ class BridgeHost(Host):
         """Where each layer that passed a trial can be edited in another pass."""
         return {}
 
-    def _try_fused(self, layers: Sequence[int]) -> None:
+    def _circumstances(self, left_out: Sequence[torch.nn.Module]) -> str:
+        """What a trial that failed may have failed for, to be said before the failure itself."""
+        said = []
+        # Not refused for it: the layers that run may all be on one.
+        devices = {str(parameter.device) for parameter in self.model.original_model.parameters()}
+        if len(devices) > 1:
+            said.append(f"on several devices ({', '.join(sorted(devices))})")
+        if left_out:
+            names = {id(module): name for name, module in self.model.named_modules()}
+            hooked = [names.get(id(module), type(module).__name__) for module in left_out]
+            more = f" and {len(hooked) - 3} more" if len(hooked) > 3 else ""
+            said.append(f"without the hooks of the caller (modules {', '.join(hooked[:3])}{more})")
+        return f"a trial of the model {' and '.join(said)} failed: " if said else ""
+
+    def _try_fused(self, layers: Sequence[int], left_out: list[torch.nn.Module]) -> None:
         """Runs a few tokens, and each layer's attention twice on the same input.
 
         The Hugging Face modules could hold other weights than the bridge, or the bridge could
@@ -277,6 +299,10 @@ class BridgeHost(Host):
         output of each is compared, and queries and keys where the bridge shows them rotated; the
         rest of the model is the same in both kinds of pass. Hooks of the caller do not see these
         tokens. Where this passes, `_edit_at` holds the layers.
+
+        Args:
+            layers: All layers that run and have attention.
+            left_out: Filled with the modules that such hooks are on.
 
         Raises:
             UnsupportedModelError: The pass fails, or shows too little, or they differ.
@@ -286,7 +312,13 @@ class BridgeHost(Host):
 
         @contextmanager
         def watching(visit: Visit) -> Iterator[dict[str, Any]]:
-            with self._uncached(), self._kept(layers) as seen:
+            # Our own hooks come after them.
+            with (
+                self._uncached(),
+                without_callers_hooks(self.model) as hooked,
+                self._kept(layers) as seen,
+            ):
+                left_out.extend(hooked)
                 readings: dict[int, LayerReading] = {}
 
                 def beside(layer: int, own: Callable[[], Any]) -> Callable[[Any], None]:
@@ -311,8 +343,8 @@ class BridgeHost(Host):
                 with self._fused(layers, layers, compare_queries_and_keys, edit_at, beside):
                     yield {}
 
-        with without_callers_hooks(self.model):
-            self._forward(range(n_tokens), lambda reading: None, watching, None)
+        # Hooks are left out inside, where the model is ours alone.
+        self._forward(range(n_tokens), lambda reading: None, watching, None)
         self._edit_at.update(edit_at)
 
     def _compare(
@@ -580,11 +612,6 @@ class BridgeHost(Host):
             f"TransformerBridge: {why}; try HookedTransformer of transformer-lens 3.9, or another "
             "model"
         )
-
-
-def _takes_part(hook: Any) -> bool:
-    """Whether a hook inside attention sees or changes what happens there."""
-    return not (isinstance(hook, Edit) and not hook.is_active)
 
 
 def _output(returned: Any) -> Float[Tensor, "pos d_model"]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -91,23 +90,32 @@ def _run_twice() -> InputError:
 
 
 @contextmanager
-def without_callers_hooks(model: Any) -> Iterator[None]:
-    """Inside, no hook fires that somebody attached to the model before."""
-    kept: list[tuple[torch.nn.Module, str, OrderedDict[int, Any]]] = []
+def without_callers_hooks(model: Any) -> Iterator[list[torch.nn.Module]]:
+    """Inside, no hook fires that somebody attached to the model before.
+
+    Each stays in its place, where its handle finds it: one that is removed inside is gone, and what
+    libraries attach inside, which they do in a first pass and once for all, is there afterwards.
+
+    Returns:
+        The modules that have such hooks.
+    """
+    silenced: list[tuple[torch.nn.Module, dict[int, Any], int, Any]] = []
     try:
         for module in modules_of(model, _root(model)):
-            for name in ("_forward_hooks", "_forward_pre_hooks"):
-                hooks = module.__dict__[name]
-                if any(_is_callers(hook, module) for hook in hooks.values()):
-                    kept.append((module, name, hooks))
-                    # Handles know the dictionary that they are in, so it is put aside as a whole.
-                    module.__dict__[name] = OrderedDict(
-                        (key, hook) for key, hook in hooks.items() if not _is_callers(hook, module)
-                    )
-        yield
+            for hooks in (module._forward_hooks, module._forward_pre_hooks):
+                for key, hook in list(hooks.items()):
+                    if _is_callers(hook, module):
+                        silenced.append((module, hooks, key, hook))
+                        hooks[key] = _silent
+        yield list(dict.fromkeys(module for module, *_ in silenced))
     finally:
-        for module, name, hooks in kept:
-            module.__dict__[name] = hooks
+        for _, hooks, key, hook in silenced:
+            if key in hooks:
+                hooks[key] = hook
+
+
+def _silent(*args: Any, **kwargs: Any) -> None:
+    """In place of a hook; changes nothing."""
 
 
 def callers_hooks(module: torch.nn.Module) -> list[Callable[..., Any]]:
