@@ -141,12 +141,15 @@ def versions() -> dict[str, str]:
 
 
 def revision() -> str | None:
-    """The commit that is checked out; with `+` where files differ from it."""
-    said = subprocess.run(
-        ["git", "describe", "--always", "--dirty=+", "--exclude=*"],
-        cwd=ROOT, capture_output=True, text=True,
-    )  # fmt: skip
-    return said.stdout.strip() if said.returncode == 0 else None
+    """The commit that is checked out; with `+` where files other than results differ from it."""
+
+    def git(*arguments: str) -> str | None:
+        said = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
+        return said.stdout.strip() if said.returncode == 0 else None
+
+    commit = git("rev-parse", "--short", "HEAD")
+    changed = git("status", "--porcelain", "--", ".", f":!{OUT.parent.relative_to(ROOT)}")
+    return f"{commit}+" if commit and changed else commit
 
 
 def line(row: Row) -> str:

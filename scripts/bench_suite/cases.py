@@ -348,8 +348,8 @@ def _stages(model: Any, ids: Any) -> dict[str, Callable[[], Any]]:
     from lens_rope.offset_shares import layer_offset_shares
     from lens_rope.offsets import layer_offsets
     from lens_rope.patterns import pattern_targets
-    from lens_rope.sink_heads import layer_sinks
-    from lens_rope.sinks import head_shares
+    from lens_rope.removal import head_shares_without
+    from lens_rope.sink_heads import EXACT_PAIRS, REMOVAL_QUERIES
     from lens_rope.spectrum import layer_keys
     from lens_rope.targets import sink_target
     from lens_rope.usage import pair_usage
@@ -359,12 +359,15 @@ def _stages(model: Any, ids: Any) -> dict[str, Callable[[], Any]]:
     record = qk.layer(layer)
     token_ids = qk.prompts[0].token_ids
     attention = read_attention(record)
-    shares = head_shares(record, attention)
+    # As of a layer all of whose heads have their sink at the first key.
+    pairs = [[[pair] for pair in range(min(EXACT_PAIRS, record.rope.n_pairs))]] * record.n_heads
     offsets = layer_offsets(record, ())
     first_key = sink_target(0, record.n_pos, record.rope.window)
     return {
         "advantages of one key": lambda: layer_advantages(record, first_key),
-        "sinks and their removal": lambda: layer_sinks(record, attention, shares),
+        "removal of pairs": lambda: head_shares_without(
+            record, range(record.n_heads), 0, pairs, max_queries=REMOVAL_QUERIES
+        ),
         "shares of score variance": lambda: pair_shares(record),
         "distance profiles": lambda: _profiles(record),
         "split by pair": lambda: layer_pair_summaries(record),

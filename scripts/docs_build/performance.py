@@ -6,6 +6,7 @@ the build.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -55,7 +56,7 @@ WORK = {
     "inspect": Work("`lens-rope inspect` of a local directory"),
 }
 _HOSTS = {"hooked": "HookedTransformer", "bridge": "TransformerBridge"}
-_COMMANDS = ("help", "inspect")
+_HEAD = ("Host", "Tokens", "lens_rope", "The other", "Measured", "At most")
 
 
 def markdown() -> str:
@@ -79,13 +80,11 @@ def rendered(content: dict[str, Any]) -> str:
     done = [row for row in rows if "error" not in row]
     order = list(WORK)
     rows = sorted(rows, key=lambda row: (order.index(row["case"]), row["tokens"], row["host"]))
-    parts = [
-        _measured_on(content),
-        _table(
-            ("Work", "Over", "Host", "Tokens", "lens_rope", "The other", "Measured", "At most"),
-            [_cells(row) for row in rows],
-        ),
-    ]
+    parts = [_measured_on(content)]
+    for case, of_case in itertools.groupby(rows, key=lambda row: row["case"]):
+        work = WORK[case]
+        parts.append(f"**{work.name}**" + (f", over {work.other}" if work.other else ""))
+        parts.append(_table(_HEAD, [_cells(row) for row in of_case]))
     profiled = [row for row in done if "parts" in row]
     if profiled:
         parts += ["## Where the time goes", *_parts(max(profiled, key=_for_the_profile))]
@@ -117,14 +116,10 @@ def _measured_on(content: dict[str, Any]) -> str:
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    work = WORK[row["case"]]
-    is_command = row["case"] in _COMMANDS
-    name = work.name
+    of = f"{row['tokens']:,}" if row["tokens"] else ""
     if "layers" in row:
-        name += f" ({row['layers']} layers)"
-    head = (
-        name, work.other, _HOSTS[row["host"]], "" if is_command else f"{row['tokens']:,}",
-    )  # fmt: skip
+        of += f", {row['layers']} layers"
+    head = (_HOSTS[row["host"]], of)
     if "error" in row:
         return (*head, "failed", "", "", "")
     unit = "GB" if "memory" in row["measure"] else "s" if row["measure"] == "time" else ""
