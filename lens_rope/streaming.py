@@ -119,8 +119,10 @@ class LayerStream:
             is_large = pass_bytes(fused, n_tokens) < pass_bytes(eager, n_tokens) and not has_room(
                 eager, n_tokens, device=self._device, before=before
             )
+        if not is_large:
+            return "eager"
         layers = self._run_layers("fused", logits=logits)
-        return "fused" if is_large and self.host.fused_refusal(layers) is None else "eager"
+        return "fused" if self.host.fused_refusal(layers) is None else "eager"
 
     def prompt(self, name: str, token_ids: Sequence[int], max_tokens: int | None = None) -> Prompt:
         """A prompt with its token texts, cut where asked.

@@ -24,12 +24,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from lens_rope.errors import UnsupportedModelError
 from lens_rope.hosts.blocked import SampledAttention, blocked_attention, sampled_attention
 from lens_rope.hosts.state import modules_of
+from lens_rope.scores import sees
 
 _NAME = "lens_rope_fused"
 
@@ -352,7 +353,8 @@ class _Layer:
             raise self._refusal("its modelling code has no eager attention to compare with")
 
         def own(rows: range) -> tuple[None, Tensor, Tensor]:
-            visible = self._visible(rows, query.shape[2], query.device)
+            positions = torch.arange(query.shape[2], device=query.device)
+            visible = sees(positions[rows.start : rows.stop], positions, self._window)
             # In float32: scores that are rounded to half precision differ by more than a kernel
             # that adds up in float32 does.
             hidden = mask.rows(rows, torch.float32)
@@ -364,13 +366,6 @@ class _Layer:
             return None, pattern[0], theirs[0]
 
         return sampled_attention(output[0], own, 4)
-
-    def _visible(self, rows: range, n_pos: int, device: Any) -> Bool[Tensor, "row k_pos"]:
-        """Which keys these queries see, by window alone."""
-        queries = torch.arange(rows.start, rows.stop, device=device)[:, None]
-        distance = queries - torch.arange(n_pos, device=device)
-        seen = distance >= 0
-        return seen if self._window is None else seen & (distance < self._window)
 
 
 @contextmanager
